@@ -14,7 +14,7 @@ import functools
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,14 +26,8 @@ __all__ = ["check_equal", "check_root", "exit_together", "run_on_root", "run_tog
 
 T = TypeVar("T")
 
-#: A function that replaces integers by their maxima over the ranks.
-Maximum: TypeAlias = "Callable[[NDArray[np.int64]], object]"
-
 # Exceptions that mean the same on a rank that did not raise them itself.
 _PORTABLE = (TypeError, ValueError, IndexError, KeyError)
-
-# Kept alive, because MPI may still write to the memory of an unfinished all-reduce.
-_unfinished: list[tuple[Any, Any]] = []
 
 
 class Ranks(Protocol):
@@ -284,49 +278,40 @@ def raise_disagreement(everywhere: Sequence[object], where: str) -> NoReturn:
     raise ValueError(f"{where}: the ranks disagree, but all must give the same. {shown}")
 
 
-def agree(
-    mpi_comm: MPI.Intracomm,
-    description: Hashable,
-    flags: Sequence[bool],
-    maximum: Maximum | None = None,
-) -> tuple[bool, tuple[bool, ...]]:
-    """Tell whether a description is the same on every rank, and which flags are true on any.
+def pack(description: Hashable, flags: Sequence[bool]) -> NDArray[np.int64]:
+    """Return integers whose maxima over the ranks `unpack` understands. Not collective.
 
-    This takes one small all-reduce. Descriptions are compared by their ``repr``, whose digests
-    are cached, so a long one that seldom changes costs little. Every rank passes the same number
-    of flags. ``maximum`` does the all-reduce; by default, MPI's blocking call does.
+    Descriptions are compared by their ``repr``, whose digests are cached, so a long one that
+    seldom changes costs little. Every rank passes the same number of flags.
+    """
+    digest = _digest(description)
+    return np.array([digest, -digest, *flags], np.int64)
+
+
+def unpack(maxima: NDArray[np.int64]) -> tuple[bool, tuple[bool, ...]]:
+    """Tell whether a description is the same on every rank, and which flags are true on any."""
+    largest, negated, *flags = maxima.tolist()
+    return largest == -negated, tuple(map(bool, flags))
+
+
+def agree(
+    mpi_comm: MPI.Intracomm, description: Hashable, flags: Sequence[bool]
+) -> tuple[bool, tuple[bool, ...]]:
+    """Return what `unpack` tells about the descriptions and flags of all ranks.
+
+    This takes one small all-reduce.
     """
     from mpi4py import MPI  # `load_mpi` would take half as long as the rest of this function
 
-    digest = _digest(description)
-    result = np.array([digest, -digest, *flags], np.int64)
-    if maximum is None:
-        mpi_comm.Allreduce(MPI.IN_PLACE, result, MPI.MAX)
-    else:
-        maximum(result)
-    largest, negated, *found = result.tolist()
-    return largest == -negated, tuple(map(bool, found))
-
-
-def maximum_by(mpi_comm: MPI.Intracomm, wait: Callable[[MPI.Request], object]) -> Maximum:
-    """Return an all-reduce for `agree` that waits by calling ``wait``, which may do other work."""
-    from mpi4py import MPI
-
-    def maximum(integers: NDArray[np.int64]) -> None:
-        request = mpi_comm.Iallreduce(MPI.IN_PLACE, integers, MPI.MAX)
-        try:
-            wait(request)
-        except BaseException:
-            _unfinished.append((request, integers))
-            raise
-
-    return maximum
+    packed = pack(description, flags)
+    mpi_comm.Allreduce(MPI.IN_PLACE, packed, MPI.MAX)
+    return unpack(packed)
 
 
 def any_true(mpi_comm: MPI.Intracomm, flag: bool) -> bool:
     """Tell whether ``flag`` is true on any rank. One small all-reduce."""
-    _, (found,) = agree(mpi_comm, None, (flag,))
-    return found
+    _, (is_true,) = agree(mpi_comm, None, (flag,))
+    return is_true
 
 
 @functools.lru_cache(16)

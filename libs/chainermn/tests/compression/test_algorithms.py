@@ -54,7 +54,7 @@ def average(
 ) -> dict[str, np.ndarray]:
     for name, parameter in model.namedparams():
         parameter.grad = gradient(name[1:], comm.rank, step).astype(parameter.dtype)
-    comm.mean_grad_unless([], model, True, compressor)
+    comm.gradients.mean(model, True, compressor=compressor)
     return {name[1:]: parameter.grad.copy() for name, parameter in model.namedparams()}
 
 
@@ -68,7 +68,7 @@ def unsent(compressor: Compressor, name: str) -> np.ndarray:
 
 def make(compression: Compression, **kwds: Any) -> tuple[CommunicatorBase, Any, Compressor]:
     comm = chainermn.create_communicator("naive")
-    return comm, model_of(**kwds), comm.create_compressor(compression)
+    return comm, model_of(**kwds), Compressor(compression)
 
 
 @pytest.fixture(params=["subtracted at once", "subtracted later"])
@@ -88,7 +88,7 @@ def test_power_sgd(rank: int) -> None:
         errors = [np.zeros((n, m)) for _ in range(comm.size)]
         right = power_sgd.random_matrix(f"/{name}", (min(rank, n, m), m)).T
         fresh = model_of(**{name: shape})
-        compressor = comm.create_compressor(compressor.compression)
+        compressor = Compressor(compressor.compression)
         for step in range(STEPS):
             given = gradients(comm, name, step)
             inputs = [e + g.reshape(n, m) for e, g in zip(errors, given, strict=True)]
@@ -130,7 +130,7 @@ def test_gradients_that_are_not_finite_are_forgotten(compression: Compression) -
     model.cleargrads()
     for parameter in model.params():
         parameter.grad = np.full(parameter.shape, np.nan if comm.rank == 0 else 1.0)
-    comm.mean_grad_unless([], model, True, compressor)
+    comm.gradients.mean(model, True, compressor=compressor)
     for mean in average(comm, model, compressor, 4).values():
         assert np.isfinite(mean).all()
         assert mean.any()
@@ -268,7 +268,7 @@ def test_fewer_bytes(compression: Compression, monkeypatch: pytest.MonkeyPatch) 
     model.a.grad = np.random.default_rng(comm.rank).normal(size=(256, 256)).astype(np.float32)
     for _ in range(5):  # only the last iteration, past any warm-up, is counted
         given.clear()
-        comm.mean_grad_unless([], model, True, compressor)
+        comm.gradients.mean(model, True, compressor=compressor)
     ratio = model.a.grad.nbytes / sum(given)
     expected = {
         PowerSGD: 256 / 2 / getattr(compression, "rank", 1),
@@ -293,7 +293,7 @@ def test_gradients_of_low_rank_are_exact() -> None:
     for step in range(8):
         model.cleargrads()
         model.a.grad = u @ v if step >= 2 else np.zeros((40, 30))
-        comm.mean_grad_unless([], model, True, compressor)
+        comm.gradients.mean(model, True, compressor=compressor)
         np.testing.assert_allclose(model.a.grad, u @ v if step >= 2 else 0, atol=1e-9)
         assert abs(unsent(compressor, "a")).max() < 1e-9
         right = compressor.state()["/a"]["right"]

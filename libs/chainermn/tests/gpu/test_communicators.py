@@ -14,8 +14,10 @@ import chainermn
 import chainermn.functions as MF
 from chainermn.communicators import registered
 from chainermn.compression import PowerSGD
+from chainermn.gradients.background import BackgroundExchange
 from chainermn.gradients.buckets import Wire
-from chainermn.gradients.parameters import agree_on_gradients
+from chainermn.gradients.parameters import Proposal
+from chainermn.gradients.step import Step
 
 pytestmark = pytest.mark.gpu
 BY_MPI = ["naive", "flat"]
@@ -44,9 +46,10 @@ def check_mean_grad(a_gpu: Any, name: str, wire: str | None) -> None:
     ]
     model = model_with(a_gpu, everywhere[comm.rank])
     if comm.size == 1:  # on one rank, communicators leave gradients alone
-        exchange = comm._gradients
+        exchange = comm.gradients
         on_wire = Wire(exchange.wire_dtype, exchange.wire_dtype)
-        agreed = agree_on_gradients(comm.mpi_comm, model, False, exchange.wire_dtype)
+        proposal = Proposal(model, False, exchange.wire_dtype, Step())
+        agreed = proposal.agreed(comm.mpi_comm)
         buckets = exchange._buckets_for(agreed, on_wire, None, model)
         exchange.average(agreed.parameters, buckets, on_wire)
     comm.multi_node_mean_grad(model)
@@ -271,7 +274,7 @@ def check_training(a_gpu: Any, name: str, settings: dict[str, Any]) -> None:
 def test_two_models_at_a_time_by_nccl(a_gpu: Any, name: str) -> None:
     """Kernels must start in the same order on both GPUs, or they deadlock."""
     comm = chainermn.create_communicator(name)
-    exchanges = [comm.create_background_exchange() for _ in range(2)]
+    exchanges = [BackgroundExchange(comm.gradients) for _ in range(2)]
     for step in range(30):
         models = [
             model_with(a_gpu, [np.full(500_000, comm.rank + step + number, "f")])

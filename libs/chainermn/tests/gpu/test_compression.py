@@ -12,6 +12,7 @@ from mpi4py import MPI
 import chainermn
 from chainermn.communicators import registered
 from chainermn.compression import Compression, PowerSGD, Quantization, TopK
+from chainermn.gradients.compressor import Compressor
 from chainermn.transport.topology import Topology
 
 WORLD = MPI.COMM_WORLD
@@ -30,7 +31,7 @@ COMPRESSIONS = pytest.mark.parametrize(
 
 
 def averaged(comm: Any, compression: Compression, place: Any) -> list[dict[str, Any]]:
-    compressor = comm.create_compressor(compression)
+    compressor = Compressor(compression)
     model = chainer.Link()
     with model.init_scope():
         for key, shape in SHAPES.items():
@@ -40,7 +41,7 @@ def averaged(comm: Any, compression: Compression, place: Any) -> list[dict[str, 
         for key, shape in SHAPES.items():
             random = np.random.default_rng([comm.rank, step, ord(key)])
             getattr(model, key).grad = place(random.normal(size=shape).astype(np.float32))
-        comm.mean_grad_unless([], model, True, compressor)
+        comm.gradients.mean(model, True, compressor=compressor)
         results.append({key: getattr(model, key).grad.copy() for key in SHAPES})
     comm.finalize()
     return results

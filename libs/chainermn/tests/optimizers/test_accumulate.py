@@ -18,6 +18,7 @@ import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.compression import TopK
 from chainermn.extensions import create_multi_node_checkpointer, multi_node_snapshot
+from chainermn.gradients.exchange import GradientExchange
 
 N_EXAMPLES, BATCH = 60, 2
 
@@ -141,8 +142,8 @@ def test_exchanges_once(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = [part[:2] for part in examples()]
     optimizer.update(model, *batch)  # makes the replicas equal
     calls = []
-    mean = comm.mean_grad_unless
-    monkeypatch.setattr(comm, "mean_grad_unless", lambda *args: calls.append(0) or mean(*args))
+    mean = GradientExchange.mean
+    monkeypatch.setattr(GradientExchange, "mean", lambda *args: calls.append(0) or mean(*args))
     for number in range(12):
         optimizer.update(model, *batch)
         assert len(calls) == (number + 1) // 4
@@ -210,7 +211,7 @@ def test_resumed_in_the_middle_of_a_batch(
     assert_same(resumed.target, unbroken.target, rtol=0)
     # What has been sent since then is not in later snapshots.
     saved, expected = (
-        {name: sorted(arrays) for name, arrays in each.unsent().arrays.items()}
+        {name: sorted(arrays) for name, arrays in each.pending().arrays.items()}
         for each in (resumed, unbroken)
     )
     assert saved == expected

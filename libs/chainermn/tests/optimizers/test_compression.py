@@ -77,7 +77,7 @@ def values(net: chainer.Link) -> dict[str, np.ndarray]:
 def left_by(optimizer: MultiNodeOptimizer) -> dict[str, np.ndarray]:
     return {
         f"{name} {key}": np.array(array)
-        for name, arrays in optimizer.unsent().arrays.items()
+        for name, arrays in optimizer.pending().arrays.items()
         for key, array in arrays.items()
     }
 
@@ -141,7 +141,7 @@ def test_starts_later(overlap: bool) -> None:
     net, optimizer = make(comm, PowerSGD(rank=1, min_ratio=1, start_iteration=3), overlap=overlap)
     train(optimizer, comm, 3)
     assert_equal(values(net), values(plain))
-    assert not optimizer.unsent().arrays
+    assert not optimizer.pending().arrays
     train(optimizer, comm, [3])
     assert left_by(optimizer)["/a/W total"].any()
     assert_replicas(comm, net)
@@ -153,7 +153,7 @@ def test_small_gradients_are_sent_as_they_are() -> None:
     _, optimizer = make(comm, PowerSGD(rank=2))
     train(optimizer, comm)
     # 12 x 8 numbers would become 40, and 4 x 12 numbers 32.
-    assert optimizer.unsent().arrays.keys() == {"/a/W"}
+    assert optimizer.pending().arrays.keys() == {"/a/W"}
 
 
 @pytest.mark.mpi(2)
@@ -191,7 +191,7 @@ def test_parameters_that_appear_later(compression: Compression) -> None:
     for _ in range(2):
         optimizer.update(lambda: F.mean(net.late(net(np.ones((1, 8), np.float32))) ** 2))
     assert_replicas(comm, net)
-    assert {"/a/W", "/late/W"} <= optimizer.unsent().arrays.keys()
+    assert {"/a/W", "/late/W"} <= optimizer.pending().arrays.keys()
 
 
 @pytest.mark.mpi(2)
@@ -356,7 +356,7 @@ def test_a_snapshot_of_an_optimizer_alone(shared_tmp_path: Path) -> None:
     (file,) = shared_tmp_path.glob("optimizer*")
     with np.load(file) as saved:
         errors = [saved[f"unsent/rank{rank}/predictor/a/W/total"] for rank in range(2)]
-    own = trainer.updater.get_optimizer("main").unsent().arrays["/predictor/a/W"]["total"]
+    own = trainer.updater.get_optimizer("main").pending().arrays["/predictor/a/W"]["total"]
     np.testing.assert_array_equal(own, errors[comm.rank])
     assert not np.array_equal(*errors)
 
@@ -464,7 +464,7 @@ def test_a_parameter_that_changes_its_shape_begins_anew(shared_tmp_path: Path) -
     net.b.b.array = np.ones(6, np.float32)
     net.b.b.cleargrad()
     optimizer.update(lambda: F.mean(net(np.ones((1, 8), np.float32)) ** 2))
-    assert optimizer.unsent().arrays["/b/W"]["unsent"].size == 72
+    assert optimizer.pending().arrays["/b/W"]["unsent"].size == 72
 
 
 @pytest.mark.mpi(1, 2)
@@ -473,7 +473,7 @@ def test_another_model_begins_anew() -> None:
     _, optimizer = make(comm, TOP_K)
     train(optimizer, comm, 2)
     optimizer.setup(Network())
-    assert not optimizer.unsent().arrays
+    assert not optimizer.pending().arrays
 
 
 # ---- what is refused ----

@@ -18,6 +18,7 @@ import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.compression import PowerSGD
 from chainermn.extensions import create_multi_node_checkpointer, multi_node_snapshot
+from chainermn.gradients.exchange import GradientExchange
 from chainermn.optimizers import LocalSGD
 
 N_EXAMPLES, BATCH = 60, 2
@@ -149,9 +150,9 @@ def test_exchanges_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     comm = chainermn.create_communicator("naive")
     optimizer = train(comm, "sgd", LocalSGD(period=4), 0)
     calls = []
-    mean = comm.mean_grad_unless
-    monkeypatch.setattr(comm, "mean_grad_unless", lambda *args: calls.append(0) or mean(*args))
-    monkeypatch.setattr(comm, "any_of_each", None)
+    mean = GradientExchange.mean
+    monkeypatch.setattr(GradientExchange, "mean", lambda *args: calls.append(0) or mean(*args))
+    monkeypatch.setattr(GradientExchange, "agree", None)
     monkeypatch.setattr(comm, "allgather_obj", None)
     for step in range(12):
         optimizer.update(optimizer.target, *batch(comm.rank, step))
@@ -164,7 +165,7 @@ def test_with_compression() -> None:
     compression = PowerSGD(rank=1, min_ratio=1)
     optimizer = train(comm, "sgd", LocalSGD(period=3), 12, compression=compression)
     assert_replicas(comm, optimizer.target)
-    assert optimizer.unsent().arrays["/a/W"]["total"].any()
+    assert optimizer.pending().arrays["/a/W"]["total"].any()
 
 
 @pytest.mark.mpi(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import threading
 import warnings
@@ -24,8 +23,10 @@ from chainermn import spans
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.compression import Compression, PowerSGD, Quantization, TopK
+from chainermn.gradients.exchange import GradientExchange
 from chainermn.gradients.overlap import exchange as overlapped_exchange
 from chainermn.gradients.overlap import plan as rounds
+from chainermn.gradients.overlap.exchange import OverlappedExchange
 from chainermn.optimizers import overlapping_optimizer
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
@@ -96,7 +97,7 @@ def train_and_leave(
     optimizer.update()  # makes the replicas equal
     for number in range(STEPS):
         step(net, optimizer, comm.rank, number)
-    unsent = optimizer.unsent().arrays
+    unsent = optimizer.pending().arrays
     result: dict[str, Any] = {"t": optimizer.t, "loss scale": optimizer._loss_scale}
     for name, parameter in net.namedparams():
         result[name] = parameter.array
@@ -793,8 +794,8 @@ def test_where_threads_may_not_call_mpi_at_the_same_time(
 def test_says_where_a_communicator_cannot_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
     comm = chainermn.create_communicator("naive")
     plain = train(comm, False, by_update)
-    lacking = functools.partial(CommunicatorBase.create_overlapped_exchange, comm)
-    monkeypatch.setattr(comm, "create_overlapped_exchange", lacking)
+    mean_grad = comm.multi_node_mean_grad
+    monkeypatch.setattr(comm, "multi_node_mean_grad", lambda *args: mean_grad(*args))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert_equal(train(comm, True, by_update), plain)
@@ -835,8 +836,8 @@ def test_auto_keeps_what_is_faster(slow: str, monkeypatch: pytest.MonkeyPatch) -
     now = 0.0
     monkeypatch.setattr(overlapping_optimizer, "perf_counter", lambda: now)
 
-    def note(kind: str, owner: Any, name: str, is_slow: bool) -> None:
-        actual = getattr(owner, name)
+    def note(kind: str, owner: Any, is_slow: bool) -> None:
+        actual = owner.mean
 
         def noted(*arguments: Any) -> Any:
             nonlocal now
@@ -844,17 +845,10 @@ def test_auto_keeps_what_is_faster(slow: str, monkeypatch: pytest.MonkeyPatch) -
             exchanges.append(kind)
             return actual(*arguments)
 
-        monkeypatch.setattr(owner, name, noted)
+        monkeypatch.setattr(owner, "mean", noted)
 
-    note("after", comm, "multi_node_mean_grad", slow == "without")
-    create = comm.create_overlapped_exchange
-
-    def create_overlapped_exchange() -> Any:
-        exchange = create()
-        note("during", exchange, "mean", slow == "with overlap")
-        return exchange
-
-    monkeypatch.setattr(comm, "create_overlapped_exchange", create_overlapped_exchange)
+    note("after", GradientExchange, slow == "without")
+    note("during", OverlappedExchange, slow == "with overlap")
     plain, tried = Network(0), Network(0)
     threads = set(threading.enumerate())
     for net, overlap in ((plain, False), (tried, "auto")):
@@ -865,7 +859,8 @@ def test_auto_keeps_what_is_faster(slow: str, monkeypatch: pytest.MonkeyPatch) -
         for step in range(1 + 3 + 2 * 7 + 4):
             each_in_another_way(net, optimizer, comm.rank, step)
     kept = "during" if slow == "without" else "after"
-    assert exchanges == ["during"] * 3 + ["during", "after"] * 7 + [kept] * 4
+    # The first update only makes the replicas equal.
+    assert exchanges == ["after"] + ["during"] * 3 + ["during", "after"] * 7 + [kept] * 4
     # If threads may not call MPI, there is no extra thread in either case.
     assert kept == "during" or threads.issuperset(threading.enumerate())
     for one, other in zip(plain.params(), tried.params(), strict=True):

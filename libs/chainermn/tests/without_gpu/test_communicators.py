@@ -19,6 +19,7 @@ from chainermn.communicators import registered
 from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
 from chainermn.doctor.probes import device_memory
+from chainermn.gradients.background import BackgroundExchange
 from chainermn.transport.gpu.staging import CHUNK_BYTES
 from chainermn.transport.topology import Topology
 
@@ -321,7 +322,7 @@ def test_mpi_that_is_cuda_aware_gets_gpu_memory_only_to_move_it(
     model = model_with(stand_in, {"a": np.full(5, comm.rank, dtype)})
     comm.multi_node_mean_grad(model)
     assert (model.a.grad == 0.5).all()
-    exchange = comm.create_background_exchange()
+    exchange = BackgroundExchange(comm.gradients)
     model.a.grad = stand_in.to_gpu(np.full(5, comm.rank, dtype))
     exchange.start(model, False)
     exchange.wait()

@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 import chainermn
 from chainermn.communicators import registered
+from chainermn.gradients.background import BackgroundExchange
 from chainermn.transport.gpu import nccl_turns
 from chainermn.transport.topology import Topology
 
@@ -40,7 +41,7 @@ def model_with(stand_in: Any, value: float) -> chainer.Chain:
 def kernels_beside(stand_in: Any, comm: Any) -> Iterator[None]:
     """Exchange gradients with NCCL during the block, or until the block waits for its turn."""
     model = model_with(stand_in, comm.rank)
-    exchange = comm.create_background_exchange()
+    exchange = BackgroundExchange(comm.gradients)
     library = stand_in.library
     library.may_finish.clear()
     try:
@@ -117,7 +118,7 @@ def test_gradients_of_another_model(stand_in: Any, name: str) -> None:
 @pytest.mark.usefixtures("waiting_ends_it")
 def test_two_models_that_are_double_buffered(stand_in: Any) -> None:
     comm = make("pure_nccl")
-    exchange = comm.create_background_exchange()
+    exchange = BackgroundExchange(comm.gradients)
     for _ in range(2):
         model = model_with(stand_in, 2 * comm.rank)
         with kernels_beside(stand_in, comm):

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
-import numpy as np
-
 from chainermn.agreement import InputError, check_equal
 from chainermn.communicators.configuration import Configurable
 from chainermn.communicators.messages import Arrays, describe_array
@@ -20,10 +18,6 @@ if TYPE_CHECKING:
     import chainer
     from mpi4py import MPI
 
-    from chainermn.compression.compression import Compression
-    from chainermn.gradients.background import BackgroundExchange
-    from chainermn.gradients.compressor import Compressor
-    from chainermn.gradients.overlap.exchange import OverlappedExchange
     from chainermn.transport.host.mpi import Op
 
 
@@ -586,63 +580,6 @@ class CommunicatorBase(Configurable, ABC):
         >>> model.W.grad
         array([[0.5, 0.5]], dtype=float32)
         """
-
-    def mean_grad_unless(
-        self,
-        flags: Sequence[bool],
-        model: chainer.Link,
-        zero_fill: bool = False,
-        compressor: Compressor | None = None,
-    ) -> Sequence[bool]:
-        """Call :meth:`multi_node_mean_grad`, unless a flag is true on any rank.
-
-        The ``compressor``, from :meth:`create_compressor` of this communicator, compresses the
-        gradients. For each flag, the result tells whether it is true on any rank.
-        """
-        found = self.any_of_each(flags)
-        if not any(found):
-            self.multi_node_mean_grad(model, zero_fill)
-        return found
-
-    def any_of_each(self, flags: Sequence[bool]) -> Sequence[bool]:
-        """Tell for each flag whether it is true on any rank; all ranks pass the same number."""
-        found: Any = self.allreduce(np.array(flags, np.uint8), "max")
-        return [bool(flag) for flag in found]
-
-    def create_compressor(self, compression: Compression) -> Compressor:
-        """Return an object that compresses the gradients of a model.
-
-        Raises
-        ------
-        ValueError
-            If this communicator cannot do that.
-        """
-        raise ValueError(
-            f"{type(self).__name__} does not compress gradients; communicators of "
-            "chainermn.create_communicator do"
-        )
-
-    def create_overlapped_exchange(
-        self, compressor: Compressor | None = None
-    ) -> OverlappedExchange:
-        """Return an exchange that averages gradients while backward still computes others.
-
-        Raises
-        ------
-        RuntimeError
-            On every rank, if this communicator cannot do that.
-        """
-        raise RuntimeError(f"{type(self).__name__} does not exchange in the background")
-
-    def create_background_exchange(self) -> BackgroundExchange:
-        """Return an exchange that averages gradients during the next iteration.
-
-        Raises
-        ------
-        RuntimeError
-            On every rank, if this communicator cannot do that.
-        """
-        raise RuntimeError(f"{type(self).__name__} does not exchange in the background")
 
     def broadcast_data(self, model: chainer.Link) -> None:
         """Call :meth:`bcast_data`; the name that ChainerMN 1.0 used.

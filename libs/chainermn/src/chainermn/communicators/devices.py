@@ -11,7 +11,7 @@ from chainermn.agreement import run_together
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.transport.gpu.available import why_no_gpu
 from chainermn.transport.gpu.device import the_gpu
-from chainermn.transport.host.mpi import host_name
+from chainermn.transport.topology import host_name
 
 
 def choose_device(comm: CommunicatorBase, gpu: bool = True) -> chainer.backend.Device:

@@ -6,14 +6,13 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import chainer
 import numpy as np
 
 from chainermn.agreement import (
     InputError,
-    agree,
     attempt,
     check_equal,
     check_root,
@@ -29,16 +28,17 @@ from chainermn.communicators.messages import (
     describe_array,
 )
 from chainermn.failures.activity import Group, collective, receives, sends
-from chainermn.gradients.exchange import Algorithm, GradientExchange
+from chainermn.gradients.exchange import GradientExchange
 from chainermn.gradients.parameters import bcast_parameters
 from chainermn.gradients.wire_dtype import as_wire_dtype
+from chainermn.transport.collectives import Algorithm
 from chainermn.transport.gpu.available import why_no_nccl
 from chainermn.transport.gpu.cuda_awareness import is_cuda_aware
 from chainermn.transport.gpu.device import on_gpu
 from chainermn.transport.gpu.nccl import NcclTransport
 from chainermn.transport.gpu.transports import GpuMpiTransport, GpuTransports
 from chainermn.transport.host.mpi import MpiTransport, Op, load_mpi
-from chainermn.transport.reducer import Array, Reducers, Steps
+from chainermn.transport.reducer import Array
 from chainermn.transport.topology import Topology
 
 if TYPE_CHECKING:
@@ -47,16 +47,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import DTypeLike
 
-    from chainermn.compression.compression import Compression
-    from chainermn.gradients.background import BackgroundExchange
-    from chainermn.gradients.compressor import Compressor
-    from chainermn.gradients.overlap.exchange import OverlappedExchange
 
-
-class MpiCommunicatorBase(CommunicatorBase):
+class MpiCommunicatorBase(Algorithm, CommunicatorBase):
     """Base class of all communicators, with one all-reduce among all ranks for each bucket.
 
-    An algorithm is a subclass that sets class attributes and, if necessary, overrides
+    A subclass is another `Algorithm`: it sets class attributes and, if necessary, overrides
     :meth:`average` and :meth:`why_not`.
 
     Parameters
@@ -79,20 +74,6 @@ class MpiCommunicatorBase(CommunicatorBase):
         On every rank, if the algorithm needs NCCL and a rank has none.
     """
 
-    #: Largest size of a bucket in bytes. 0 means one bucket per parameter. The default is 256 KiB
-    #: on one host and 4 MiB on several. In GPU memory there is always a single bucket.
-    bucket_bytes: ClassVar[float | None] = None
-
-    #: Whether an all-reduce of GPU memory among all ranks uses NCCL; otherwise it uses MPI.
-    everyone_by_nccl: ClassVar[bool] = True
-
-    #: Whether only the nonzero rows of the gradients of embeddings are sent between hosts.
-    sends_rows: ClassVar[bool] = True
-
-    #: Whether MPI may read and write GPU memory, except to add up, if ``CHAINERMN_CUDA_AWARE=1``
-    #: says that it can.
-    may_be_cuda_aware: ClassVar[bool] = True
-
     def __init__(
         self,
         mpi_comm: MPI.Intracomm,
@@ -108,57 +89,16 @@ class MpiCommunicatorBase(CommunicatorBase):
         self.group = Group(mpi_comm)
         self._split_off: MPI.Intracomm | None = None
         self._agreed_layouts: set[str | InputError] = set()
-        self._exchanges_beside_script = False
         self._transport = MpiTransport(mpi_comm)
         may_be_cuda_aware = self.may_be_cuda_aware and is_cuda_aware()
         self._gpu_transports = GpuTransports(mpi_comm, is_cuda_aware=may_be_cuda_aware)
-        self._gradients = GradientExchange(
-            mpi_comm, self._topology, self._gpu_transports, self._algorithm(), self.group
+        #: The exchange of gradients, for optimizers.
+        self.gradients = GradientExchange(
+            mpi_comm, self._topology, self._gpu_transports, type(self), self.group
         )
         with self.config_scope():
             self.allreduce_grad_dtype = allreduce_grad_dtype
             self.batched_copy = batched_copy
-
-    # ---- the algorithm ----
-
-    @classmethod
-    def why_not(cls, topology: Topology) -> str:
-        """Return why the algorithm cannot run on these hosts, or an empty string if it can.
-
-        Parameters
-        ----------
-        topology : Topology
-            Hosts and their ranks: the same on all ranks, except for the number of this rank.
-        """
-        return ""
-
-    @staticmethod
-    def average(
-        buffer: Array, reducers: Reducers, divisor: int, wire_dtype: np.dtype[Any] | None
-    ) -> Steps:
-        """Replace a buffer by its sum over all ranks, divided by a number: the algorithm.
-
-        This is a generator that yields each request it has to wait for, and never waits itself.
-        So one thread can run several exchanges in turn.
-
-        Parameters
-        ----------
-        buffer : array of shape (n,)
-            Floats in host memory or GPU memory, with the same length and dtype on all ranks.
-        reducers : Reducers
-            Collectives for that memory.
-        divisor : int
-            Number to divide the sum by.
-        wire_dtype : dtype or None
-            Dtype to round to between hosts; None to round nothing.
-        """
-        return reducers.everyone.allreduce(buffer, divisor, wire_dtype)
-
-    def _algorithm(self) -> Algorithm:
-        return Algorithm(
-            *(self.average, self.bucket_bytes, self.everyone_by_nccl),
-            *(self.uses_nccl, self.sends_rows),
-        )
 
     def _check_ranks(self) -> None:
         """Raise on all ranks if the algorithm cannot run on them. Collective."""
@@ -175,11 +115,11 @@ class MpiCommunicatorBase(CommunicatorBase):
     @property
     def allreduce_grad_dtype(self) -> np.dtype[Any] | None:
         """Dtype in which gradients are sent; None for their own dtype."""
-        return self._gradients.wire_dtype
+        return self.gradients.wire_dtype
 
     @allreduce_grad_dtype.setter
     def allreduce_grad_dtype(self, dtype: DTypeLike | None) -> None:
-        self._gradients.wire_dtype = as_wire_dtype(dtype)
+        self.gradients.wire_dtype = as_wire_dtype(dtype)
 
     # ---- where this rank stands ----
 
@@ -231,7 +171,7 @@ class MpiCommunicatorBase(CommunicatorBase):
     def finalize(self) -> None:
         if "_over_mpi" in self.__dict__:
             self._over_mpi.finalize()
-        self._gradients.free()
+        self.gradients.free()
         if self._split_off is not None:
             self._split_off.Free()
             self._split_off = None
@@ -351,50 +291,7 @@ class MpiCommunicatorBase(CommunicatorBase):
 
     @collective
     def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
-        self._gradients.mean(model, zero_fill)
-
-    def mean_grad_unless(
-        self,
-        flags: Sequence[bool],
-        model: chainer.Link,
-        zero_fill: bool = False,
-        compressor: Compressor | None = None,
-    ) -> Sequence[bool]:
-        if self._has_mean_grad_of_a_user():
-            return super().mean_grad_unless(flags, model, zero_fill)
-        return self._gradients.mean(model, zero_fill, flags, compressor)
-
-    def _has_mean_grad_of_a_user(self) -> bool:
-        method = getattr(self.multi_node_mean_grad, "__func__", None)
-        return method is not MpiCommunicatorBase.multi_node_mean_grad
-
-    def create_compressor(self, compression: Compression) -> Compressor:
-        if self._has_mean_grad_of_a_user():
-            return super().create_compressor(compression)
-        from chainermn.gradients.compressor import Compressor
-
-        return Compressor(compression)
-
-    @collective("update")
-    def any_of_each(self, flags: Sequence[bool]) -> Sequence[bool]:
-        # `allreduce` would do the same, but takes longer.
-        return agree(self.mpi_comm, None, flags)[1]
-
-    @collective
-    def create_overlapped_exchange(
-        self, compressor: Compressor | None = None
-    ) -> OverlappedExchange:
-        from chainermn.gradients.overlap.exchange import OverlappedExchange
-
-        self._exchanges_beside_script = True
-        return OverlappedExchange(self._gradients, compressor)
-
-    @collective
-    def create_background_exchange(self) -> BackgroundExchange:
-        from chainermn.gradients.background import BackgroundExchange
-
-        self._exchanges_beside_script = True
-        return BackgroundExchange(self._gradients)
+        self.gradients.mean(model, zero_fill)
 
     # ---- messages ----
 
@@ -473,7 +370,7 @@ class MpiCommunicatorBase(CommunicatorBase):
         """Return the transport for part of a message in a collective call."""
         # NCCL has no complex numbers. While it may exchange gradients in the background, it must
         # do nothing else, because one rank may be further in that exchange than another.
-        by_nccl = self.uses_nccl and not self._exchanges_beside_script
+        by_nccl = self.uses_nccl and not self.gradients.has_duplicates
         if by_nccl and on_gpu(part) and part.dtype.kind != "c":
             return self._gpu_transports.nccl
         return self._point_to_point_of(part)

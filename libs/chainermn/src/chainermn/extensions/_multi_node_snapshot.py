@@ -24,7 +24,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions import random_states
 from chainermn.extensions.npz_files import find_damage, is_usable_everywhere
 from chainermn.extensions.snapshot_contents import LABEL, difference, label_of, load
-from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, sending_later
+from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, optimizers_with_pending
 
 _WHERE = "multi_node_snapshot"
 
@@ -200,9 +200,9 @@ class MultiNodeSnapshot(Extension):
         """Write a snapshot. Every rank of the set must call it."""
         target = self._target(trainer)
         with contextlib.ExitStack() as stack:
-            for optimizer in sending_later(trainer):
+            for optimizer in optimizers_with_pending(trainer):
                 optimizer.settle()
-            for optimizer in sending_later(target):
+            for optimizer in optimizers_with_pending(target):
                 stack.enter_context(self._with_states_of_all(optimizer))
             if self._label is not None:
                 stack.enter_context(self._with_random_states_of_all())
@@ -279,13 +279,13 @@ class MultiNodeSnapshot(Extension):
 
     @contextlib.contextmanager
     def _with_states_of_all(self, optimizer: MultiNodeOptimizer) -> Iterator[None]:
-        """Let the master save the unsent gradients of each rank of the set."""
-        own = optimizer.communicator.rank, optimizer.unsent()
-        optimizer.unsent_elsewhere = dict(self._gathered(own)[1:])
+        """Let the master save the pending gradients of each rank of the set."""
+        own = optimizer.communicator.rank, optimizer.pending()
+        optimizer.pending_elsewhere = dict(self._gathered(own)[1:])
         try:
             yield
         finally:
-            optimizer.unsent_elsewhere = {}
+            optimizer.pending_elsewhere = {}
 
     @contextlib.contextmanager
     def _with_random_states_of_all(self) -> Iterator[None]:

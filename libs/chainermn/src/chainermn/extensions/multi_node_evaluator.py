@@ -19,7 +19,7 @@ from chainermn.extensions.generic_multi_node_evaluator import (
     GenericMultiNodeEvaluator,
     has_examples,
 )
-from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, sending_later
+from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, optimizers_with_pending
 
 __all__ = ["GenericMultiNodeEvaluator", "create_multi_node_evaluator"]
 
@@ -96,7 +96,7 @@ def create_multi_node_evaluator(
     initialize_locally = getattr(actual_evaluator, "initialize", None)
 
     def initialize(trainer: chainer.training.Trainer) -> None:
-        optimizers[:] = sending_later(trainer)
+        optimizers[:] = optimizers_with_pending(trainer)
         if initialize_locally is not None:
             initialize_locally(trainer)
 

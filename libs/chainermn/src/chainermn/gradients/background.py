@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import chainer
 
 from chainermn.failures.activity import waiting_for
-from chainermn.gradients.buckets import flat_gradients
+from chainermn.gradients.bucket import flat_gradients
 from chainermn.gradients.parameters import (
     fill_missing_gradients,
     initialized_parameters,

@@ -11,6 +11,7 @@ import numpy as np
 
 from chainermn.compression.compression import Compression, Means, Tensor
 from chainermn.compression.memory import LOSS_SCALE, Memory
+from chainermn.gradients.bucket import Bucket
 from chainermn.gradients.parameters import named_parameters
 from chainermn.transport.collectives import Collectives
 from chainermn.transport.gpu.device import on_gpu
@@ -18,8 +19,6 @@ from chainermn.transport.reducer import Array, Steps
 
 if TYPE_CHECKING:
     from chainer.variable import VariableNode
-
-    from chainermn.gradients.buckets import AnyBucket
 
 #: Memory of one rank: for each parameter, arrays by name.
 State = Mapping[str, Mapping[str, Any]]
@@ -43,7 +42,7 @@ class Compressor:
         self._names: dict[VariableNode, str] = {}
         self._loaded: dict[str, Mapping[str, Any]] = {}
         #: Buckets of the blocking exchange, by everything that they depend on.
-        self.buckets: dict[Hashable, Sequence[AnyBucket]] = {}
+        self.buckets: dict[Hashable, Sequence[Bucket]] = {}
         self._n_loads = 0
 
     @property
@@ -56,7 +55,7 @@ class Compressor:
         """Whether gradients are already being compressed."""
         return self.n_exchanges >= self.compression.start_iteration
 
-    def look_at(self, model: chainer.Link) -> None:
+    def name_parameters(self, model: chainer.Link) -> None:
         """Learn the names of the parameters, which are the keys of the memory."""
         self._names = {parameter.node: name for name, parameter in named_parameters(model)}
 
@@ -89,9 +88,7 @@ class Compressor:
         """Return a bucket whose gradients this compresses; see `CompressedBucket`."""
         return CompressedBucket(members, parameters, self, may_be_discarded)
 
-    def commit(
-        self, buckets: Sequence[AnyBucket], parameters: Iterable[chainer.Parameter]
-    ) -> None:
+    def commit(self, buckets: Sequence[Bucket], parameters: Iterable[chainer.Parameter]) -> None:
         """Update the memory, now that the means have become the gradients.
 
         If a mean is not finite, discard this exchange: with loss scaling, Chainer skips the whole

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Hashable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy as np
 
 from chainermn import spans
+from chainermn.agreement import agree
 from chainermn.failures.activity import Group, collective
-from chainermn.gradients.buckets import (
-    AnyBucket,
-    Buffers,
-    Wire,
-    flat_gradients,
-    gpu_zeros,
-    make_buckets,
-)
+from chainermn.gradients.bucket import Bucket, Buffers, flat_gradients, gpu_zeros
+from chainermn.gradients.buckets import Limits, Wire, make_buckets
 from chainermn.gradients.embeddings import embeddings_of
-from chainermn.gradients.parameters import Agreement, agree_on_gradients, check_overflow
-from chainermn.transport.collectives import Collectives
+from chainermn.gradients.parameters import Agreement, Proposal, check_overflow
+from chainermn.gradients.step import Step
+from chainermn.transport.collectives import Algorithm, Collectives, wait_for
 from chainermn.transport.duplicates import Duplicate
 from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.gpu.reducers import GpuReducers
 from chainermn.transport.gpu.transports import GpuTransports
 from chainermn.transport.host.arithmetic import FLOAT16
 from chainermn.transport.host.reducers import HostReducers
-from chainermn.transport.reducer import Array, Reducers, Steps, wait_for
+from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
     from chainer.variable import VariableNode
@@ -45,44 +40,12 @@ _BUCKET_BYTES = 1 << 22
 # More models than share a communicator in practice, such as the two of a GAN.
 _MOST_MODELS = 16
 
-#: ``allreduce(buffer, reducers, divisor, wire_dtype)`` replaces ``buffer`` with its sum over the
-#: ranks, divided by ``divisor``.
-AllReduce: TypeAlias = Callable[[Array, Reducers, int, np.dtype[Any] | None], Steps]
-
 
 def size_of(gradients: Sequence[Array]) -> Mapping[str, int]:
     """Return the size of a bucket for its span; empty if spans are not recorded."""
     if not spans.are_wanted():
         return {}
     return {"gradients": len(gradients), "bytes": sum(one.nbytes for one in gradients)}
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """How a communicator averages gradients.
-
-    Attributes
-    ----------
-    allreduce : callable
-        The algorithm itself: a non-blocking all-reduce of a buffer.
-    bucket_bytes : float, optional
-        Maximum size of a bucket in host memory. 0 means one bucket per parameter, also in GPU
-        memory. Otherwise, all gradients in GPU memory share one bucket. By default, buckets are
-        small enough for the cache on one host, and large enough to hide latency on several hosts.
-    everyone_by_nccl : bool
-        Whether an all-reduce of GPU memory among all ranks uses NCCL rather than MPI.
-    uses_nccl : bool
-        Whether only NCCL exchanges gradients in GPU memory. Their wire dtype is then
-        ``chainer.global_config.dtype`` by default.
-    sends_rows : bool
-        Whether to send only the rows of embeddings' gradients that are not zero.
-    """
-
-    allreduce: AllReduce
-    bucket_bytes: float | None = None
-    everyone_by_nccl: bool = True
-    uses_nccl: bool = False
-    sends_rows: bool = True
 
 
 class GradientExchange:
@@ -92,6 +55,8 @@ class GradientExchange:
 
     Attributes
     ----------
+    has_duplicates : bool
+        Whether some gradients may be exchanged beside the script, by a duplicate.
     wire_dtype : dtype or None
         Dtype, set by the user, to which gradients are rounded before they are sent. None means
         the default.
@@ -102,13 +67,14 @@ class GradientExchange:
         mpi_comm: MPI.Intracomm,
         topology: Topology,
         transports: GpuTransports,
-        algorithm: Algorithm,
+        algorithm: type[Algorithm],
         group: Group,
     ) -> None:
         self.mpi_comm = mpi_comm
         self.topology = topology
         self.algorithm = algorithm
         self.wire_dtype: np.dtype[Any] | None = None
+        self.has_duplicates = False
         self.group = group
         #: Track of the timeline that shows its spans, unless the running thread does.
         self.track: str | None = None
@@ -117,7 +83,7 @@ class GradientExchange:
         by_nccl = algorithm.everyone_by_nccl
         self._gpu = GpuReducers(transports, topology, self._host, everyone_by_nccl=by_nccl)
         self._buffers: Buffers = {}
-        self._buckets: dict[Hashable, Sequence[AnyBucket]] = {}
+        self._buckets: dict[Hashable, Sequence[Bucket]] = {}
 
     def wire_with(self, compressor: Compressor | None) -> Wire:
         """Return the form in which gradients are sent with the current settings."""
@@ -131,23 +97,28 @@ class GradientExchange:
         # Gradients in host memory that never leave their host do not need rounding.
         return Wire(self.wire_dtype if self.topology.inter_size > 1 else None, gpu, phase)
 
+    @collective("update")
+    def agree(self, step: Step) -> Step:
+        """Return what any rank tells about a step. Collective."""
+        return Step(*agree(self.mpi_comm, None, step)[1])
+
     @collective("multi_node_mean_grad")
     def mean(
         self,
         model: chainer.Link,
         zero_fill: bool,
-        unless: Sequence[bool] = (),
+        step: Step = Step(),  # noqa: B008 - never changed
         compressor: Compressor | None = None,
-    ) -> tuple[bool, ...]:
+    ) -> Step:
         """Replace every gradient of ``model`` with its mean over the ranks. Collective.
 
-        If any of ``unless`` is true on any rank, nothing is exchanged. With a ``compressor``, the
-        gradients are compressed, even on a single rank.
+        If the step pauses on any rank, nothing is exchanged. With a ``compressor``, the gradients
+        are compressed, even on a single rank.
 
         Returns
         -------
-        tuple of bool
-            For each of ``unless``, whether it is true on any rank.
+        Step
+            What any rank tells about the step.
 
         Raises
         ------
@@ -155,20 +126,20 @@ class GradientExchange:
             For the reasons given in `CommunicatorBase.multi_node_mean_grad`, on every rank.
         """
         wire = self.wire_with(compressor)
-        agreed = agree_on_gradients(
-            self.mpi_comm, model, zero_fill, wire.gpu, unless, maximum=self._host.maximum
-        )
-        if any(agreed.unless) or (self.topology.size == 1 and compressor is None):
-            return agreed.unless
+        proposal = Proposal(model, zero_fill, wire.gpu, step)
+        self._host.maximum(proposal.packed)
+        agreed = proposal.agreed(self.mpi_comm)
+        if agreed.step.pauses or (self.topology.size == 1 and compressor is None):
+            return agreed.step
         buckets = self._buckets_for(agreed, wire, compressor, model)
         self.average(agreed.parameters, buckets, wire)
         self.check_overflow(model, buckets, [self])
         if compressor is not None:
             compressor.commit(buckets, agreed.parameters)
-        return agreed.unless
+        return agreed.step
 
     def average(
-        self, parameters: Sequence[chainer.Parameter], buckets: Sequence[AnyBucket], wire: Wire
+        self, parameters: Sequence[chainer.Parameter], buckets: Sequence[Bucket], wire: Wire
     ) -> None:
         """Replace the gradients with their means, bucket by bucket. Collective."""
         flat = flat_gradients(parameters)
@@ -196,35 +167,33 @@ class GradientExchange:
         reducers = self._gpu if on_gpu else self._host
         # In GPU memory, the kernels cast when gathering.
         wire_dtype = None if on_gpu else wire.host
+        return Collectives(self.algorithm, reducers, self._host.messages, wire_dtype)
 
-        def allreduce(buffer: Array, divisor: int) -> Steps:
-            return self.algorithm.allreduce(buffer, reducers, divisor, wire_dtype)
-
-        return Collectives(allreduce, self._host.messages)
-
+    @collective("update")
     def set_up(self, on_gpu: bool) -> None:
         """Create the reducers that later all-reduces in this memory use. Collective."""
         # One element per rank.
         n, dtype = self.topology.size, np.dtype(np.float32)
         buffer = gpu_zeros(n, dtype) if on_gpu else np.zeros(n, dtype)
-        wait_for(self.algorithm.allreduce(buffer, self._gpu if on_gpu else self._host, 1, None))
+        wait_for(self.algorithm.average(buffer, self._gpu if on_gpu else self._host, 1, None))
         if on_gpu:
             the_gpu().record().Wait()  # the GPU uses the buffer until then
 
     def check_overflow(
         self,
         model: chainer.Link,
-        buckets: Sequence[AnyBucket],
-        lanes: Sequence[GradientExchange],
+        buckets: Sequence[Bucket],
+        exchanges: Sequence[GradientExchange],
     ) -> None:
-        """Check that no gradient has overflowed in ``lanes``. Collective.
+        """Check that no gradient has overflowed in ``exchanges``. Collective.
 
         Only casts in host memory record overflows, so gradients in GPU memory are not checked.
         """
         if self.wire_with(None).host == FLOAT16 and not all(bucket.on_gpu for bucket in buckets):
-            largest = max(lane._host.take_overflow() for lane in lanes)
+            largest = max(each._host.take_overflow() for each in exchanges)
             check_overflow(self.mpi_comm, model, largest)
 
+    @collective("update")
     def duplicate(self) -> Duplicate[GradientExchange]:
         """Return a duplicate that can run concurrently with this exchange. Collective."""
 
@@ -233,6 +202,7 @@ class GradientExchange:
             group = Group(mpi_comm)
             return GradientExchange(mpi_comm, self.topology, transports, self.algorithm, group)
 
+        self.has_duplicates = True
         return Duplicate(self.mpi_comm, make)
 
     def free(self) -> None:
@@ -247,7 +217,7 @@ class GradientExchange:
         wire: Wire,
         compressor: Compressor | None,
         model: chainer.Link,
-    ) -> Sequence[AnyBucket]:
+    ) -> Sequence[Bucket]:
         known, most = self._buckets, _MOST_MODELS
         if compressor is not None:
             known, most = compressor.buckets, 1
@@ -258,7 +228,7 @@ class GradientExchange:
             if len(known) >= most:
                 known.clear()
             if compressor is not None:
-                compressor.look_at(model)
+                compressor.name_parameters(model)
             limit = self.algorithm.bucket_bytes
             gpu_limit = 0 if limit == 0 else float("inf")
             if limit is None:
@@ -268,7 +238,12 @@ class GradientExchange:
                 # Compressed gradients are so small that only the number of messages matters.
                 limit = gpu_limit = float("inf")
             known[key] = make_buckets(
-                *(agreed.parameters, limit, gpu_limit, float("inf"), wire),
-                *(self.topology.size, self._buffers, compressor, embeddings),
+                agreed.parameters,
+                Limits(limit, gpu_limit, float("inf")),
+                wire,
+                self.topology.size,
+                buffers=self._buffers,
+                compressor=compressor,
+                embeddings=embeddings,
             )
         return known[key]

@@ -12,13 +12,14 @@ from chainer.backends import cuda
 
 from chainermn.agreement import (
     InputError,
-    Maximum,
-    agree,
     any_true,
     attempt,
     check_equal,
+    pack,
     raise_errors_of,
+    unpack,
 )
+from chainermn.gradients.step import Step
 from chainermn.gradients.wire_dtype import why_not_on_gpu
 from chainermn.transport.gpu.device import on_gpu, the_gpu
 from chainermn.transport.reducer import Array
@@ -62,72 +63,74 @@ def is_on_gpu(model: chainer.Link) -> bool:
 
 
 class Agreement(NamedTuple):
-    """The gradients to exchange, and for each flag, whether it is true on any rank."""
+    """The gradients that all ranks exchange in a step; none if the step pauses."""
 
-    parameters: list[chainer.Parameter]
-    description: Hashable  # of all parameters; also tells which gradients are missing
-    unless: tuple[bool, ...]
-    flags: tuple[bool, ...]
+    step: Step
+    parameters: Sequence[chainer.Parameter] = ()
+    description: Hashable = None  # of all parameters; also tells which gradients are missing
 
 
-def agree_on_gradients(
-    mpi_comm: MPI.Intracomm,
-    model: chainer.Link,
-    zero_fill: bool,
-    wire_dtype: np.dtype[Any] | None,
-    unless: Sequence[bool] = (),
-    flags: Sequence[bool] = (),
-    maximum: Maximum | None = None,
-) -> Agreement:
-    """Agree on the parameters whose gradients to exchange. Takes one small all-reduce.
-
-    If any of ``unless`` is true on any rank, nothing is compared.
+class Proposal:
+    """The gradients that this rank would exchange in a step. Ranks agree on them.
 
     Parameters
     ----------
-    mpi_comm : mpi4py.MPI.Intracomm
-        Communicator of the ranks.
     model : chainer.Link
         Model whose gradients to exchange.
     zero_fill : bool
         Whether to set missing gradients of initialized parameters to zeros.
     wire_dtype : dtype or None
         Dtype in which gradients in GPU memory are sent. None means their own dtype.
-    unless, flags : sequence of bool
-        Reasons not to exchange anything, and further flags of this rank.
-    maximum : callable, optional
-        Function that performs the all-reduce; see `chainermn.agreement.agree`.
+    step : Step
+        What this rank tells the others.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If a rank does not give a model, or if parameters, missing gradients or settings differ
-        between ranks. In Chainer's debug mode, also if a gradient is not finite. Every rank
-        raises.
+    Attributes
+    ----------
+    packed : array of int64 of shape (n,)
+        Replace these integers with their maxima over the ranks, then call `agreed`.
     """
-    pairs, own = _describe_all(model, assume_grad=zero_fill)
-    reason = why_not_on_gpu(wire_dtype)
-    if reason and not isinstance(own, InputError) and any(each.on_gpu for each in own):
-        own = InputError(ValueError, reason)
-    debug = chainer.is_debug()
-    settings = f"allreduce_grad_dtype={wire_dtype}, zero_fill={zero_fill}, debug={debug}"
-    is_agreed, found = agree(mpi_comm, (settings, own), (*unless, *flags), maximum)
-    reasons, found = found[: len(unless)], found[len(unless) :]
-    if any(reasons):
-        return Agreement([], own, reasons, found)
-    if not is_agreed or isinstance(own, InputError):
-        check_equal(mpi_comm, settings, "multi_node_mean_grad")
-        _gather_descriptions(mpi_comm, own, "multi_node_mean_grad")
-    if debug:
-        _check_finite(mpi_comm, pairs)
-    # An InputError has been raised everywhere.
-    described = zip(pairs, cast("tuple[Description, ...]", own), strict=True)
-    given = [p for (_, p), each in described if each.shape is not None and each.has_grad]
-    # A parameter that has two names is exchanged once.
-    parameters = list({parameter.node: parameter for parameter in given}.values())
-    if zero_fill:
-        fill_missing_gradients(parameters)
-    return Agreement(parameters, own, reasons, found)
+
+    def __init__(
+        self, model: chainer.Link, zero_fill: bool, wire_dtype: np.dtype[Any] | None, step: Step
+    ) -> None:
+        self._zero_fill = zero_fill
+        self._pairs, own = _describe_all(model, assume_grad=zero_fill)
+        reason = why_not_on_gpu(wire_dtype)
+        if reason and not isinstance(own, InputError) and any(each.on_gpu for each in own):
+            own = InputError(ValueError, reason)
+        self._own, self._is_debug = own, chainer.is_debug()
+        self._settings = (
+            f"allreduce_grad_dtype={wire_dtype}, zero_fill={zero_fill}, debug={self._is_debug}"
+        )
+        self.packed = pack((self._settings, own), step)
+
+    def agreed(self, mpi_comm: MPI.Intracomm) -> Agreement:
+        """Return the gradients that the ranks of ``mpi_comm`` have agreed on.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a rank does not give a model, or if parameters, missing gradients or settings
+            differ between ranks. In Chainer's debug mode, also if a gradient is not finite. Every
+            rank raises.
+        """
+        is_equal, flags = unpack(self.packed)
+        step, own = Step(*flags), self._own
+        if step.pauses:
+            return Agreement(step)
+        if not is_equal or isinstance(own, InputError):
+            check_equal(mpi_comm, self._settings, "multi_node_mean_grad")
+            _gather_descriptions(mpi_comm, own, "multi_node_mean_grad")
+        if self._is_debug:
+            _check_finite(mpi_comm, self._pairs)
+        # An InputError has been raised everywhere.
+        described = zip(self._pairs, cast("tuple[Description, ...]", own), strict=True)
+        given = [p for (_, p), each in described if each.shape is not None and each.has_grad]
+        # A parameter that has two names is exchanged once.
+        parameters = list({parameter.node: parameter for parameter in given}.values())
+        if self._zero_fill:
+            fill_missing_gradients(parameters)
+        return Agreement(step, parameters, own)
 
 
 def fill_missing_gradients(parameters: Iterable[chainer.Parameter]) -> None:

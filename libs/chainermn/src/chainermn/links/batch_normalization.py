@@ -100,13 +100,21 @@ class MultiNodeBatchNormalization(CommunicatorHolder, L.BatchNormalization):
             )
         gamma = self._get_gamma()[0] if self.gamma is None else self.gamma
         beta = self._get_beta()[0] if self.beta is None else self.beta
-        statistics, decay = (self.avg_mean, self.avg_var), self.decay
+        mean, var, decay = self.avg_mean, self.avg_var, self.decay
         if chainer.config.in_recomputing:
-            statistics = (None, None)
+            mean = var = None
         elif finetune:
             self.N += 1
             decay = 1 - 1 / self.N
         return multi_node_batch_normalization(
-            *(x, gamma, beta, self.comm, self.eps, *statistics, decay, self.axis),
+            x,
+            gamma,
+            beta,
+            self.comm,
+            eps=self.eps,
+            running_mean=mean,
+            running_var=var,
+            decay=decay,
+            axis=self.axis,
             communication_backend=self._communication_backend,
         )

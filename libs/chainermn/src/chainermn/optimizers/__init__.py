@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from chainermn.arguments import check_communicator, check_has, check_number
+from chainermn.gradients.compressor import Compressor
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
+from chainermn.optimizers.exchanges import library_exchange
 from chainermn.optimizers.gradient_clipping import GradientClipping
 from chainermn.optimizers.local_sgd import LocalSGD, LocalSGDOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, Overlap
@@ -143,7 +145,12 @@ def create_multi_node_optimizer(
         expected = "a compression, such as chainermn.compression.PowerSGD(rank=4)"
         check_has(_WHERE, compression, expected, "check_optimizer", "compresses")
         compression.check_optimizer(actual_optimizer)
-        compressor = communicator.create_compressor(compression)
+        if library_exchange(communicator) is None:
+            raise ValueError(
+                f"{type(communicator).__name__} does not compress gradients; communicators of "
+                "chainermn.create_communicator do"
+            )
+        compressor = Compressor(compression)
     given = {
         "double_buffering": double_buffering,
         "overlap=True": overlap is True,
@@ -177,10 +184,18 @@ def create_multi_node_optimizer(
         )
     may_pay = communicator.inter_size > 1
     kind = OverlappingOptimizer if overlap is True or (overlap and may_pay) else MultiNodeOptimizer
-    return kind(actual_optimizer, communicator, zero_fill, overlap, compressor, accumulate, uneven)
+    return kind(
+        actual_optimizer,
+        communicator,
+        zero_fill,
+        overlap=overlap,
+        compressor=compressor,
+        accumulate=accumulate,
+        uneven=uneven,
+    )
 
 
 def _leave_out(why: str, given: Mapping[str, object], *excluded: str) -> None:
     """Raise ValueError if any of the excluded arguments is given."""
-    if found := [argument for argument in excluded if given[argument]]:
-        raise ValueError(f"{why}: leave out {' and '.join(found)}")
+    if wrong := [argument for argument in excluded if given[argument]]:
+        raise ValueError(f"{why}: leave out {' and '.join(wrong)}")

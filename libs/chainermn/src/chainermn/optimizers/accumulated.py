@@ -10,7 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from chainermn.gradients.parameters import named_parameters
-from chainermn.optimizers.unsent import Arrays
+from chainermn.optimizers.pending import Arrays
 
 # Keys in snapshots.
 _GRADIENT, _SCALE = "gradient", "gradient_loss_scale"
@@ -43,14 +43,14 @@ class Accumulated(ABC):
         """
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
-            self._go_on_from(loaded, optimizer)
+            self._restore(loaded, optimizer)
 
     @abstractmethod
     def state(self, optimizer: chainer.Optimizer) -> Arrays:
         """Return the arrays for a snapshot."""
 
     @abstractmethod
-    def _go_on_from(self, loaded: Arrays, optimizer: chainer.Optimizer) -> None:
+    def _restore(self, loaded: Arrays, optimizer: chainer.Optimizer) -> None:
         """Replace the current arrays by those of a snapshot."""
 
 
@@ -69,7 +69,7 @@ class AccumulatedGradients(Accumulated):
         }
 
     @override
-    def _go_on_from(self, loaded: Arrays, optimizer: chainer.Optimizer) -> None:
+    def _restore(self, loaded: Arrays, optimizer: chainer.Optimizer) -> None:
         scale = optimizer._loss_scale
         for name, parameter in named_parameters(optimizer.target):
             arrays = loaded.get(name, {})
@@ -108,7 +108,7 @@ class Anchors(Accumulated):
         return {name: {_ANCHOR: array} for name, array in self.arrays.items()}
 
     @override
-    def _go_on_from(self, loaded: Arrays, optimizer: chainer.Optimizer) -> None:
+    def _restore(self, loaded: Arrays, optimizer: chainer.Optimizer) -> None:
         for name, parameter in named_parameters(optimizer.target):
             if _ANCHOR in loaded.get(name, {}):
                 array = np.array(loaded[name][_ANCHOR])

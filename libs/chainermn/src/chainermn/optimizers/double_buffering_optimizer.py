@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 import chainer
 
 from chainermn import spans
+from chainermn.gradients.background import BackgroundExchange
+from chainermn.optimizers.exchanges import library_exchange
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
-    from chainermn.gradients.background import BackgroundExchange
-    from chainermn.optimizers.unsent import Unsent
+    from chainermn.gradients.exchange import GradientExchange
+    from chainermn.gradients.step import Step
+    from chainermn.optimizers.pending import PendingGradients
 
 
 class DoubleBufferingOptimizer(MultiNodeOptimizer):
@@ -43,8 +45,9 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
     1
     """
 
-    _exchange: BackgroundExchange | None = None
+    _background: BackgroundExchange | None = None
     _buffer: chainer.Link | None = None
+    _has_means = False
 
     def setup(self, link: chainer.Link) -> Self:
         """Set the model whose parameters are optimized, and return this optimizer."""
@@ -59,13 +62,13 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         Exception
             On every rank, for the reasons of `MultiNodeOptimizer.update`.
         """
-        if self._exchange is not None:
-            self._exchange.wait()
+        if self._background is not None:
+            self._background.wait()
 
     def _settings(self) -> str:
         return "double_buffering=True" + self._further_settings()
 
-    def _after_restoring(self, restored: Unsent | None) -> bool:
+    def _after_restoring(self, restored: PendingGradients | None) -> bool:
         # The gradients that are being exchanged belong to the parameters before loading.
         self._drop()
         return super()._after_restoring(restored)
@@ -74,24 +77,34 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         self._drop()
         super()._synchronize()
 
-    def _step_unless(self, *flags: bool) -> Sequence[bool]:
-        found = self.communicator.any_of_each(flags) if flags else ()
-        if any(found):
-            return found
-        target, is_first = self.actual_optimizer.target, self._buffer is None
+    def _average(self, step: Step) -> Step:
+        step = self._exchange.agree(step)
+        if step.pauses:
+            return step
+        target = self.actual_optimizer.target
+        self._has_means = self._buffer is not None
         if self._buffer is None:
             # Shares the arrays of the parameters, but has its own gradients.
             self._buffer = target.copy(mode="share")
-        if self._exchange is None:
-            self._exchange = self.communicator.create_background_exchange()
-            weakref.finalize(self, self._exchange.close)
+        if self._background is None:
+            self._background = BackgroundExchange(self._library_exchange())
+            weakref.finalize(self, self._background.close)
         with spans.span("wait for the exchange"):
-            self._exchange.wait()
+            self._background.wait()
         _swap_gradients(target, self._buffer)
-        self._exchange.start(self._buffer, self.zero_fill)
-        if not is_first:
-            self._take_step()
-        return found
+        self._background.start(self._buffer, self.zero_fill)
+        return step
+
+    def _take_step(self) -> None:
+        if self._has_means:
+            super()._take_step()
+
+    def _library_exchange(self) -> GradientExchange:
+        exchange = library_exchange(self.communicator)
+        if exchange is None:
+            name = type(self.communicator).__name__
+            raise RuntimeError(f"{name} does not exchange in the background")
+        return exchange
 
     def _drop(self) -> None:
         """Forget the gradients that are being exchanged."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -12,8 +12,10 @@ import numpy as np
 from chainermn.agreement import check_equal
 from chainermn.arguments import check_number
 from chainermn.gradients.parameters import named_parameters
+from chainermn.gradients.step import Step
 from chainermn.optimizers import replicas
 from chainermn.optimizers.accumulated import Anchors
+from chainermn.optimizers.accumulation import check_equal_counts
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
@@ -119,14 +121,14 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             super().update(lossfun, *args, **kwds)
             return
         if lossfun is not None:
-            self._backward(lossfun, *args, **kwds)
+            self._compute_gradients(lossfun, *args, **kwds)
         if not self._replicas.were_equal(self.actual_optimizer.target) and not self._begin():
             return
         if self.actual_optimizer.t == self.local.start_iteration:
             self._begin_local_steps()
         anchors = self._accumulated.arrays
         if not anchors:
-            anchors.update({name: p.array.copy() for name, p in self._parameters()})
+            anchors.update({name: p.array.copy() for name, p in self._named_parameters()})
         self._take_step()
         self._n_updates += 1
         if self._n_updates >= self.local.period:
@@ -154,30 +156,32 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             On every rank, if ranks have taken different numbers of steps since the last average.
         """
         n_updates, self._n_updates = self._n_updates, 0
-        restored_here, self._restored = self._restored, None
+        restored, self._restored = self._restored, None
         self._accumulated.take_over(self.actual_optimizer)
-        changed, restored, unusual = self._average_unless(
-            self._replicas.has_other_parameters(self.actual_optimizer.target),
-            restored_here is not None,
-            n_updates != self.local.period,
+        step = self._average_changes(
+            Step(
+                has_new_parameters=self._replicas.has_other_parameters(
+                    self.actual_optimizer.target
+                ),
+                is_restored=restored is not None,
+                is_incomplete=n_updates != self.local.period,
+            )
         )
-        if not (changed or restored or unusual):
+        if not step.pauses:
             return
-        if changed:
+        if step.has_new_parameters:
             self._agree_on_settings()
-        if restored:
-            self._after_restoring(restored_here)
-        if changed or (restored and not self._are_replicas_equal()):
+        if step.is_restored:
+            self._after_restoring(restored)
+        are_new = step.has_new_parameters
+        if are_new or (step.is_restored and not self._are_replicas_equal()):
             self._synchronize()
             return
-        if unusual:
-            self._check_equal_counts(
-                n_updates,
-                f"{self.local}: ranks have taken different numbers of steps since parameters were "
-                "averaged",
-            )
+        if step.is_incomplete:
+            problem = "ranks have taken different numbers of steps since parameters were averaged"
+            check_equal_counts(self.communicator, n_updates, f"{self.local}: {problem}")
         if n_updates:
-            self._average_unless()
+            self._average_changes(Step())
 
     @property
     def _is_local(self) -> bool:
@@ -185,7 +189,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
 
     def _begin_local_steps(self) -> None:
         """Prepare to exchange parameters instead of gradients from now on."""
-        if any(parameter.dtype == np.float16 for _, parameter in self._parameters()):
+        if any(parameter.dtype == np.float16 for _, parameter in self._named_parameters()):
             raise ValueError(
                 f"{self.local} does not average parameters in float16, because rounding would "
                 "lose small steps. Use float32 for the model"
@@ -195,30 +199,29 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
 
     def _begin(self) -> bool:
         """Make the replicas equal, unless a snapshot has done so; tell whether it has."""
-        restored_here, self._restored = self._restored, None
-        # Steps on averaged gradients start with the same collective.
-        flags = True, restored_here is not None, False, False, False
-        _, restored, *_ = self._mean_unless(flags)
+        restored, self._restored = self._restored, None
+        # If another rank is not local yet, it begins a step on averaged gradients.
+        step = self._average(Step(has_new_parameters=True, is_restored=restored is not None))
         self._agree_on_settings()
-        if restored:
-            self._after_restoring(restored_here)
-        if restored and self._are_replicas_equal():
-            self._replicas.note_equal(self.actual_optimizer.target)
-            return True
+        if step.is_restored:
+            self._after_restoring(restored)
+            if self._are_replicas_equal():
+                self._replicas.note_equal(self.actual_optimizer.target)
+                return True
         self._synchronize()
         return False
 
-    def _average_unless(self, *flags: bool) -> Sequence[bool]:
-        """Average parameters, unless a flag is true on any rank; return which flags are."""
-        parameters, anchors = self._parameters(), self._accumulated.arrays
+    def _average_changes(self, step: Step) -> Step:
+        """Average parameters, unless the step pauses on any rank; return what any rank says."""
+        parameters, anchors = self._named_parameters(), self._accumulated.arrays
         for name, parameter in parameters:
             parameter.cleargrad()
             if name in anchors:
                 parameter.grad = parameter.array - anchors[name]
                 parameter._loss_scale = None
-        found = self._mean_unless(flags)
-        if any(found):
-            return found
+        step = self._average(step)
+        if step.pauses:
+            return step
         for name, parameter in parameters:
             anchor = anchors[name]
             anchor += parameter.grad
@@ -228,7 +231,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             self._average_states()
         elif self.local.states == "reset":
             self._reset_states()
-        return found
+        return step
 
     def _average_states(self) -> None:
         states = [rule.state for rule in self._rules() if rule.state]
@@ -249,16 +252,16 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         replicas.initialize_states(self.actual_optimizer.target)
 
     def _rules(self) -> list[Any]:
-        return [p.update_rule for _, p in self._parameters() if p.update_rule is not None]
+        return [p.update_rule for _, p in self._named_parameters() if p.update_rule is not None]
 
-    def _parameters(self) -> list[tuple[str, chainer.Parameter]]:
+    def _named_parameters(self) -> list[tuple[str, chainer.Parameter]]:
         """Return the initialized parameters with their names, each once."""
         pairs = named_parameters(self.actual_optimizer.target)
         once = {parameter.node: (name, parameter) for name, parameter in pairs}
         return [(name, p) for name, p in once.values() if p.array is not None]
 
     @property
-    def has_unsent(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether the settings may leave something to send later."""
         return True
 
@@ -285,5 +288,6 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         return f"{super()._further_settings()}, local={self.local!r}"
 
     def _twin(self, actual_optimizer: chainer.Optimizer, compressor: Compressor | None) -> Self:
-        settings = self.zero_fill, self.local, compressor
-        return type(self)(actual_optimizer, self.communicator, *settings)
+        return type(self)(
+            actual_optimizer, self.communicator, self.zero_fill, self.local, compressor
+        )

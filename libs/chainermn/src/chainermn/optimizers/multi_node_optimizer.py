@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 
 import chainer
@@ -12,11 +12,13 @@ import chainer
 from chainermn import spans
 from chainermn.agreement import check_equal
 from chainermn.gradients.parameters import initialized_parameters, named_parameters
-from chainermn.optimizers import replicas, unsent
+from chainermn.gradients.step import Step
+from chainermn.optimizers import accumulation, pending, replicas
 from chainermn.optimizers.accumulated import Accumulated, AccumulatedGradients
-from chainermn.optimizers.attendance import Attendance
+from chainermn.optimizers.exchanges import Exchange, exchange_of
+from chainermn.optimizers.join import Join
+from chainermn.optimizers.pending import PendingGradients
 from chainermn.optimizers.replicas import Replicas
-from chainermn.optimizers.unsent import Unsent
 from chainermn.resuming import N_RANKS
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from chainermn.gradients.compressor import Compressor
 
 # Key in snapshots.
-_UNSENT = "unsent"
+_PENDING = "unsent"
 
 Overlap: TypeAlias = bool | Literal["auto"]
 
@@ -61,14 +63,15 @@ class MultiNodeOptimizer:
     _overlap: Overlap
     _compressor: Compressor | None
     _accumulate: int
-    _attendance: Attendance | None
+    _join: Join | None
+    _exchange: Exchange
     _replicas: Replicas
     _accumulated: Accumulated
     #: Gradients that other ranks still have to send, by rank, for a snapshot of all ranks.
-    unsent_elsewhere: Mapping[int, Unsent] = {}
+    pending_elsewhere: Mapping[int, PendingGradients] = {}
     # Number of updates since gradients were averaged.
     _n_updates = 0
-    _restored: Unsent | None = None
+    _restored: PendingGradients | None = None
 
     def __init__(
         self,
@@ -87,7 +90,8 @@ class MultiNodeOptimizer:
             _overlap=overlap,
             _compressor=compressor,
             _accumulate=accumulate,
-            _attendance=Attendance(communicator) if uneven else None,
+            _join=Join(communicator) if uneven else None,
+            _exchange=exchange_of(communicator),
             _replicas=Replicas(),
             _accumulated=AccumulatedGradients(),
         )
@@ -125,54 +129,14 @@ class MultiNodeOptimizer:
             ``zero_fill``, also if only some ranks have a gradient. With ``accumulate``, if
             ``lossfun`` is not given.
         """
+        accumulation.check_loss_is_given(lossfun, self._accumulate)
         self._accumulated.take_over(self.actual_optimizer)
         if lossfun is not None:
-            self._backward(lossfun, *args, **kwds)
-        elif self._accumulate > 1:
-            raise ValueError(
-                f"accumulate={self._accumulate} needs update(lossfun, ...), as "
-                "chainer.training.StandardUpdater calls it. In your own training loop, call "
-                "loss.backward() several times before update()"
-            )
+            self._compute_gradients(lossfun, *args, **kwds)
         self._n_updates += 1
         is_first = not self._replicas.were_equal(self.actual_optimizer.target)
         if self._n_updates >= self._accumulate or is_first:
-            self._update_all()
-
-    def _update_all(self, *, ends_epoch: bool = False) -> None:
-        """Average the gradients and take a step. Collective."""
-        target = self.actual_optimizer.target
-        n_updates, self._n_updates = self._n_updates, 0
-        restored_here, self._restored = self._restored, None
-        self._complete_loss_scales()
-        changed, restored, partial, ends_epoch, news = self._step_unless(
-            self._replicas.has_other_parameters(target),
-            restored_here is not None,
-            n_updates < self._accumulate,
-            ends_epoch,
-            self._attendance is not None and self._attendance.has_news,
-        )
-        if not (changed or restored or partial or ends_epoch or news):
-            return
-        if changed:
-            self._agree_on_settings()
-        if restored and not self._after_restoring(restored_here) and self._accumulate > 1:
-            target.cleargrads()
-            n_updates, partial, ends_epoch = 0, True, False
-        if changed and not (restored and self._are_replicas_equal()):
-            self._synchronize()
-            return
-        self._replicas.note_equal(target)
-        if ends_epoch:
-            self._weigh_all_the_same(n_updates)
-            if n_updates == 0:
-                return
-        elif partial:
-            self._n_updates = n_updates
-            return
-        if self._attendance is not None and news and self._attendance.agree():
-            return
-        self._step_unless()
+            self._step()
 
     def new_epoch(self, auto: bool = False) -> None:
         """Finish an epoch. Updaters call this; every rank must call it.
@@ -181,49 +145,19 @@ class MultiNodeOptimizer:
         ``uneven``, join the steps of the ranks that still have batches.
         """
         if self._accumulate > 1 and self._replicas.were_equal(self.actual_optimizer.target):
-            self._update_all(ends_epoch=True)
-        if self._attendance is not None:
-            self._attendance.leave()
-            while self._attendance.is_absent:
+            self._step(ends_epoch=True)
+        if self._join is not None:
+            self._join.finish()
+            while self._join.has_joined:
                 self.actual_optimizer.target.cleargrads()
                 self._n_updates = 1
-                self._update_all()
+                self._step()
         self.actual_optimizer.new_epoch(auto)
 
-    def _complete_loss_scales(self) -> None:
-        """Give parameters without a gradient the loss scale that other ranks may have for it."""
-        scale = self.actual_optimizer._loss_scale
-        if scale is None:
-            return
-        parameters = initialized_parameters(self.actual_optimizer.target).values()
-        scales = [p._loss_scale for p in parameters if p.grad is not None]
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter._loss_scale = scales[0] if scales else scale
+    # ---- one step ----
 
-    def _weigh_all_the_same(self, n_updates: int) -> None:
-        """Turn gradients of fewer batches than usual into their mean. Collective."""
-        self._check_equal_counts(
-            n_updates,
-            f"accumulate={self._accumulate}: an epoch ends with different numbers of batches to "
-            "average",
-        )
-        for parameter in initialized_parameters(self.actual_optimizer.target).values():
-            if parameter.grad is not None and n_updates:
-                # Gradients may share an array, or be read-only.
-                parameter.grad = parameter.grad * (self._accumulate / n_updates)
-
-    def _check_equal_counts(self, n_updates: int, problem: str) -> None:
-        """Raise on all ranks unless all have made the same number of updates."""
-        counts = self.communicator.allgather_obj(n_updates)
-        if len(set(counts)) > 1:
-            shown = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
-            raise ValueError(
-                f"{problem}: {shown}. Give all ranks the same number of examples, as "
-                "scatter_dataset does with force_equal_length=True"
-            )
-
-    def _backward(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
+    def _compute_gradients(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
+        """Run forward and backward."""
         actual = self.actual_optimizer
         with spans.span("forward"):
             loss = lossfun(*args, **kwds)
@@ -233,22 +167,86 @@ class MultiNodeOptimizer:
             else:
                 actual.target.zerograds()
         with spans.span("backward"):
-            self._backward_of(loss)
+            if self._accumulate > 1:
+                accumulation.divide(loss, actual._loss_scale, self._accumulate)
+            if self._n_updates >= self._accumulate - 1:
+                self.backward(loss)
+            else:
+                loss.backward(loss_scale=actual._loss_scale)
 
-    def _backward_of(self, loss: chainer.Variable) -> None:
-        actual = self.actual_optimizer
-        if self._accumulate == 1:
-            self.backward(loss)
+    def _step(self, *, ends_epoch: bool = False) -> None:
+        """Average the gradients of all ranks, and take the same step on each. Collective.
+
+        In the same collective that compares the models, each rank says whether something has to
+        be settled before.
+        """
+        target, n_updates, restored = self.actual_optimizer.target, self._n_updates, self._restored
+        self._n_updates, self._restored = 0, None
+        self._complete_loss_scales()
+        step = Step(
+            has_new_parameters=self._replicas.has_other_parameters(target),
+            is_restored=restored is not None,
+            is_incomplete=n_updates < self._accumulate,
+            ends_epoch=ends_epoch,
+            joins=self._join is not None and self._join.is_news,
+        )
+        agreed = self._average(step)
+        if agreed.pauses:
+            if not self._resolve(agreed, n_updates, restored):
+                return
+            self._average(Step())
+        self._take_step()
+
+    def _average(self, step: Step) -> Step:
+        """Average gradients, unless the step pauses on any rank; return what any rank says."""
+        target = self.actual_optimizer.target
+        return self._exchange.mean(target, self.zero_fill, step, self._compressor)
+
+    @spans.spanned("optimizer")
+    def _take_step(self) -> None:
+        if self._join is not None:
+            self._join.weigh(self._parameters())
+        self.actual_optimizer.update(None)
+
+    def _parameters(self) -> Collection[chainer.Parameter]:
+        """Return the initialized parameters."""
+        return initialized_parameters(self.actual_optimizer.target).values()
+
+    # ---- what comes before a step now and then ----
+
+    def _resolve(self, step: Step, n_updates: int, restored: PendingGradients | None) -> bool:
+        """Do what has to be done before the step, and tell whether it follows. Collective."""
+        is_incomplete, ends_epoch = step.is_incomplete, step.ends_epoch
+        if step.has_new_parameters:
+            self._agree_on_settings()
+        if step.is_restored and not self._after_restoring(restored) and self._accumulate > 1:
+            self.actual_optimizer.target.cleargrads()
+            n_updates, is_incomplete, ends_epoch = 0, True, False
+        if step.has_new_parameters and not (step.is_restored and self._are_replicas_equal()):
+            self._synchronize()
+            return False
+        self._replicas.note_equal(self.actual_optimizer.target)
+        if ends_epoch:
+            problem = "an epoch ends with different numbers of batches to average"
+            where = f"accumulate={self._accumulate}"
+            accumulation.check_equal_counts(self.communicator, n_updates, f"{where}: {problem}")
+            accumulation.weigh(self._parameters(), self._accumulate, n_updates)
+            return n_updates > 0
+        if is_incomplete:
+            self._n_updates = n_updates
+            return False
+        return not (step.joins and self._join is not None and self._join.agree())
+
+    def _complete_loss_scales(self) -> None:
+        """Give parameters without a gradient the loss scale that other ranks may have for it."""
+        scale = self.actual_optimizer._loss_scale
+        if scale is None:
             return
-        scale = actual._loss_scale
-        with chainer.using_device(loss.device):
-            # The sum over all batches is then their mean.
-            seed = (1 if scale is None else scale) / self._accumulate
-            loss.grad = loss.device.xp.full_like(loss.array, seed)
-        if self._n_updates == self._accumulate - 1:
-            self.backward(loss)
-        else:
-            loss.backward(loss_scale=scale)
+        parameters = self._parameters()
+        scales = [p._loss_scale for p in parameters if p.grad is not None]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter._loss_scale = scales[0] if scales else scale
 
     def backward(self, loss: chainer.Variable) -> None:
         """Run ``loss.backward()`` with the loss scale of this optimizer; call `update()` next.
@@ -274,7 +272,7 @@ class MultiNodeOptimizer:
         loss.backward(loss_scale=self.actual_optimizer._loss_scale)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Save or load the state of ``actual_optimizer``, and gradients that are still unsent.
+        """Save or load the state of ``actual_optimizer``, and gradients that are still pending.
 
         The number of ranks is saved too, but loading does not read it.
         """
@@ -282,16 +280,20 @@ class MultiNodeOptimizer:
         comm = self.communicator
         if not isinstance(serializer, chainer.Deserializer):
             serializer(N_RANKS, comm.size)
-            if self.has_unsent:
-                of_ranks = {comm.rank: self.unsent(), **self.unsent_elsewhere}
-                unsent.save(serializer[_UNSENT], comm.size, of_ranks)
+            if self.has_pending:
+                of_ranks = {comm.rank: self.pending(), **self.pending_elsewhere}
+                pending.save(serializer[_PENDING], comm.size, of_ranks)
             return
         names = [name for name, _ in named_parameters(self.actual_optimizer.target)]
-        keys = self._accumulated.keys if self.has_unsent else ()
+        keys = self._accumulated.keys if self.has_pending else ()
         if self._compressor is not None:
             keys += self._compressor.keys
-        restored = self._restored = unsent.load(
-            *(serializer[_UNSENT], comm.size, comm.rank, names, keys),
+        restored = self._restored = pending.load(
+            serializer[_PENDING],
+            comm.size,
+            comm.rank,
+            names=names,
+            keys=keys,
             is_compressed=self._compressor is not None,
         )
         self._n_updates = restored.n_updates
@@ -300,11 +302,11 @@ class MultiNodeOptimizer:
             self._compressor.load(restored.n_exchanges, restored.arrays)
 
     @property
-    def has_unsent(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether the settings may leave something to send later."""
         return self._compressor is not None or self._accumulate > 1
 
-    def unsent(self) -> Unsent:
+    def pending(self) -> PendingGradients:
         """Return the gradients that this rank still has to send."""
         compressor = self._compressor
         arrays: dict[str, dict[str, Any]] = {}
@@ -314,31 +316,10 @@ class MultiNodeOptimizer:
             for name, of_name in self._accumulated.state(self.actual_optimizer).items():
                 arrays.setdefault(name, {}).update(of_name)
         n_exchanges = 0 if compressor is None else compressor.n_exchanges
-        return Unsent(n_exchanges, self._n_updates, arrays)
+        return PendingGradients(n_exchanges, self._n_updates, arrays)
 
     def settle(self) -> None:
         """Make parameters equal on all ranks, for an evaluation or a snapshot. Collective."""
-
-    def _step_unless(self, *flags: bool) -> Sequence[bool]:
-        """Average gradients and step, unless a flag is true on any rank; return which are."""
-        found = self._mean_unless(flags)
-        if not any(found):
-            if self._attendance is not None and self._attendance.weight != 1:
-                for parameter in initialized_parameters(self.actual_optimizer.target).values():
-                    parameter.grad *= self._attendance.weight
-            self._take_step()
-        return found
-
-    @spans.spanned("optimizer")
-    def _take_step(self) -> None:
-        self.actual_optimizer.update(None)
-
-    def _mean_unless(self, flags: Sequence[bool]) -> Sequence[bool]:
-        target = self.actual_optimizer.target
-        if self._compressor is None:
-            # Users' communicators may lack this parameter.
-            return self.communicator.mean_grad_unless(flags, target, self.zero_fill)
-        return self.communicator.mean_grad_unless(flags, target, self.zero_fill, self._compressor)
 
     def _agree_on_settings(self) -> None:
         """Raise on all ranks unless their optimizers have the same settings."""
@@ -365,20 +346,20 @@ class MultiNodeOptimizer:
     def _further_settings(self) -> str:
         settings = f", compression={self.compression!r}" * (self._compressor is not None)
         settings += f", accumulate={self._accumulate}" * (self._accumulate > 1)
-        return settings + ", uneven=True" * (self._attendance is not None)
+        return settings + ", uneven=True" * (self._join is not None)
 
-    def _after_restoring(self, restored: Unsent | None) -> bool:
+    def _after_restoring(self, restored: PendingGradients | None) -> bool:
         """Agree on how to continue after at least one rank has loaded a snapshot.
 
-        Returns whether all ranks continue with their unsent gradients. Otherwise they drop these.
+        Returns whether all ranks continue with their pending gradients. Otherwise they drop these.
         """
         if restored is None:
-            reason = "a rank has loaded no snapshot" if self.has_unsent else ""
-            restored = Unsent(reason=reason)
-        found = restored.reason, restored.n_exchanges, restored.n_updates
-        everywhere = self.communicator.allgather_obj(found)
+            reason = "a rank has loaded no snapshot" if self.has_pending else ""
+            restored = PendingGradients(reason=reason)
+        own = restored.reason, restored.n_exchanges, restored.n_updates
+        everywhere = self.communicator.allgather_obj(own)
         reasons = [reason for reason, *_ in everywhere if reason]
-        if not reasons and (not self.has_unsent or len(set(everywhere)) == 1):
+        if not reasons and (not self.has_pending or len(set(everywhere)) == 1):
             return True
         self._forget(everywhere[0][1])
         if self.communicator.rank == 0:
@@ -390,7 +371,7 @@ class MultiNodeOptimizer:
         return False
 
     def _forget(self, n_exchanges: int) -> None:
-        """Drop unsent gradients, because they do not fit those of other ranks."""
+        """Drop pending gradients, because they do not fit those of other ranks."""
         if self._compressor is not None:
             self._compressor.load(n_exchanges, {})
 
@@ -426,9 +407,15 @@ class MultiNodeOptimizer:
         )
 
     def _twin(self, actual_optimizer: chainer.Optimizer, compressor: Compressor | None) -> Self:
-        settings = self.zero_fill, self._overlap, compressor, self._accumulate
-        is_uneven = self._attendance is not None
-        return type(self)(actual_optimizer, self.communicator, *settings, is_uneven)
+        return type(self)(
+            actual_optimizer,
+            self.communicator,
+            self.zero_fill,
+            overlap=self._overlap,
+            compressor=compressor,
+            accumulate=self._accumulate,
+            uneven=self._join is not None,
+        )
 
     def _around(self, actual_optimizer: chainer.Optimizer) -> Self:
         """Return a wrapper like this one around a copy of its optimizer."""
@@ -441,12 +428,12 @@ class MultiNodeOptimizer:
         return twin
 
 
-def sending_later(target: Any) -> list[MultiNodeOptimizer]:
-    """Return the optimizers with unsent gradients: of a trainer or an updater, or ``target``."""
+def optimizers_with_pending(target: Any) -> list[MultiNodeOptimizer]:
+    """Return the optimizers with pending gradients: of a trainer or an updater, or ``target``."""
     updater = getattr(target, "updater", target)
     optimizers = getattr(updater, "get_all_optimizers", lambda: {"": updater})()
     return [
         optimizer
         for _, optimizer in sorted(optimizers.items())
-        if isinstance(optimizer, MultiNodeOptimizer) and optimizer.has_unsent
+        if isinstance(optimizer, MultiNodeOptimizer) and optimizer.has_pending
     ]

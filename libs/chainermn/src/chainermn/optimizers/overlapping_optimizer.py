@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import chainer
 import numpy as np
 
+from chainermn.gradients.overlap.exchange import OverlappedExchange
 from chainermn.gradients.parameters import is_on_gpu
+from chainermn.optimizers.exchanges import library_exchange
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
-    from chainermn.gradients.overlap.exchange import OverlappedExchange
+    from chainermn.gradients.step import Step
 
 # Not measured, because they learn the order of gradients and touch memory for the first time.
 _ITERATIONS_BEFORE = 3
@@ -32,66 +34,67 @@ class OverlappingOptimizer(MultiNodeOptimizer):
     """
 
     _is_possible = True
-    _exchange: OverlappedExchange | None = None
+    _overlapped: OverlappedExchange | None = None
     _trial: _Trial | None = None
     _close: Any = None
 
     def backward(self, loss: chainer.Variable) -> None:
         """Run ``loss.backward()`` and start the exchange; see `MultiNodeOptimizer.backward`."""
-        actual, exchange = self.actual_optimizer, self._exchange_in_use()
+        actual, overlapped = self.actual_optimizer, self._overlapped_now()
         with self._timed():
-            if exchange is None:
+            if overlapped is None:
                 super().backward(loss)
             else:
-                exchange.backward(loss, actual._loss_scale, actual.target, self.zero_fill)
+                overlapped.backward(loss, actual._loss_scale, actual.target, self.zero_fill)
 
-    def _exchange_in_use(self) -> OverlappedExchange | None:
-        return None if self._trial is not None and not self._trial.overlaps else self._exchange
+    def _overlapped_now(self) -> OverlappedExchange | None:
+        """Return the exchange if this iteration overlaps."""
+        return None if self._trial is not None and not self._trial.overlaps else self._overlapped
 
     def _timed(self) -> AbstractContextManager[None]:
         return nullcontext() if self._trial is None else self._trial.timed()
 
     def _agree_on_settings(self) -> None:
         super()._agree_on_settings()
-        if self._exchange is not None:
-            self._exchange.drop()
+        if self._overlapped is not None:
+            self._overlapped.drop()
         elif self._is_possible:
-            self._create_exchange()
+            self._begin_to_overlap()
 
-    def _create_exchange(self) -> None:
+    def _begin_to_overlap(self) -> None:
         if self._overlap == "auto" and self._is_on_gpu_anywhere():
             # 'auto' is not measured yet on GPUs.
             return
-        create, compressor = self.communicator.create_overlapped_exchange, self._compressor
-        try:
-            # Users' communicators may lack this parameter.
-            exchange = create() if compressor is None else create(compressor)
-        except RuntimeError as error:
+        exchange = library_exchange(self.communicator)
+        if exchange is None:
             self._is_possible = False
             if self._overlap is True and self.communicator.rank == 0:
-                warnings.warn(f"overlap=True has no effect: {error}", stacklevel=6)
+                name = type(self.communicator).__name__
+                warnings.warn(
+                    f"overlap=True has no effect: {name} does not exchange in the background",
+                    stacklevel=7,
+                )
             return
-        self._exchange = exchange
-        self._close = weakref.finalize(self, exchange.close)
+        self._overlapped = OverlappedExchange(exchange, self._compressor)
+        self._close = weakref.finalize(self, self._overlapped.close)
         self._trial = _Trial() if self._overlap == "auto" else None
 
     def _is_on_gpu_anywhere(self) -> bool:
         return any(self.communicator.allgather_obj(is_on_gpu(self.actual_optimizer.target)))
 
-    def _step_unless(self, *flags: bool) -> Sequence[bool]:
-        found = super()._step_unless(*flags)
-        if self._trial is not None and not any(found):
+    def _average(self, step: Step) -> Step:
+        overlapped = self._overlapped_now()
+        with self._timed():
+            if overlapped is None:
+                return super()._average(step)
+            return overlapped.mean(self.actual_optimizer.target, self.zero_fill, step)
+
+    def _take_step(self) -> None:
+        super()._take_step()
+        if self._trial is not None:
             self._trial.seconds.append(0.0)
             if len(self._trial.seconds) > _ITERATIONS_BEFORE + 2 * _ITERATIONS_EACH:
                 self._decide(self._trial.medians)
-        return found
-
-    def _mean_unless(self, flags: Sequence[bool]) -> Sequence[bool]:
-        exchange = self._exchange_in_use()
-        with self._timed():
-            if exchange is None:
-                return super()._mean_unless(flags)
-            return exchange.mean(self.actual_optimizer.target, self.zero_fill, flags)
 
     def _decide(self, medians: tuple[float, float]) -> None:
         """Keep the faster way, judged by the slowest rank. Collective."""
@@ -100,7 +103,7 @@ class OverlappingOptimizer(MultiNodeOptimizer):
         self._trial = None
         if without < with_overlap:
             self._close()
-            self._exchange, self._is_possible = None, False
+            self._overlapped, self._is_possible = None, False
 
 
 class _Trial:

@@ -8,7 +8,7 @@ from chainermn.failures.activity import Group, waiting
 from chainermn.timeline import clocks
 from chainermn.timeline.clocks import Offset
 from chainermn.transport.duplicates import Duplicate
-from chainermn.transport.host.mpi import host_name
+from chainermn.transport.topology import host_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI

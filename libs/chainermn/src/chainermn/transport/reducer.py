@@ -34,12 +34,6 @@ class Pending(Protocol):
 Steps: TypeAlias = Generator[Pending, None, None]
 
 
-def wait_for(steps: Steps) -> None:
-    """Run a non-blocking collective until it is complete."""
-    for pending in steps:
-        pending.Wait()
-
-
 def shard_bounds(n: int, size: int) -> list[tuple[int, int]]:
     """Divide ``range(n)`` into ``size`` consecutive shards, whose lengths differ by at most 1."""
     return [(n * i // size, n * (i + 1) // size) for i in range(size)]

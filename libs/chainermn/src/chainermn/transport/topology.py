@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chainermn.transport.host.mpi import host_name
-
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -62,3 +60,10 @@ class Topology:
     def ranks_per_host(self) -> tuple[int, ...]:
         """Number of ranks on each host."""
         return tuple(self.nodes.count(node) for node in range(self.inter_size))
+
+
+def host_name() -> str:
+    """Return MPI's name for this host; MPI must be initialized."""
+    from mpi4py import MPI
+
+    return MPI.Get_processor_name()

@@ -32,31 +32,31 @@ def taking_turns() -> Iterator[ProgressEngine]:
 def engine_with(support: ThreadSupport) -> Iterator[ProgressEngine]:
     """Make an engine for the ``with`` block; its thread ends with it."""
     before = set(threading.enumerate())
-    lanes: Any = [0, 1]
-    engine = ProgressEngine(lanes, support)
+    streams: Any = [0, 1]
+    engine = ProgressEngine(streams, support)
     yield engine
     engine.end()
     assert before.issuperset(threading.enumerate())
 
 
-def test_each_exchange_has_the_next_lane(engine: ProgressEngine) -> None:
-    lanes = []
+def test_each_exchange_has_the_next_stream(engine: ProgressEngine) -> None:
+    streams = []
 
-    def exchange(lane: Any) -> Iterator[None]:
-        lanes.append(lane)
+    def exchange(stream: Any) -> Iterator[None]:
+        streams.append(stream)
         yield
 
     for future in [engine.submit(exchange) for _ in range(3)]:
         engine.wait(future)
-    assert lanes == [0, 1, 0]
+    assert streams == [0, 1, 0]
 
 
 def test_what_an_exchange_raises_is_raised_where_it_is_waited_for(engine: ProgressEngine) -> None:
-    def fails(lane: Any) -> Iterator[None]:
+    def fails(stream: Any) -> Iterator[None]:
         yield
-        raise ZeroDivisionError(lane)
+        raise ZeroDivisionError(stream)
 
-    def succeeds(lane: Any) -> Iterator[None]:
+    def succeeds(stream: Any) -> Iterator[None]:
         yield
 
     failing, succeeding = engine.submit(fails), engine.submit(succeeds)
@@ -96,7 +96,7 @@ def test_an_exchange_advances_while_a_function_of_chainer_computes(
     steps: list[threading.Thread] = []
     has_stepped = threading.Event()
 
-    def exchange(lane: Any) -> Iterator[None]:
+    def exchange(stream: Any) -> Iterator[None]:
         for _ in range(3):
             steps.append(threading.current_thread())
             yield
@@ -117,7 +117,7 @@ def test_none_advances_while_other_functions_do_what_they_like(
     is_over = threading.Event()
     seen = []
 
-    def exchange(lane: Any) -> Iterator[None]:
+    def exchange(stream: Any) -> Iterator[None]:
         while not is_over.is_set():
             in_step.set()
             time.sleep(1e-3)  # as if in an MPI call
@@ -155,7 +155,7 @@ def test_none_advances_where_a_hook_of_a_user_may_do_what_it_likes(
     class Hook(chainer.FunctionHook):
         """A hook that could do anything before and after a function."""
 
-    def exchange(lane: Any) -> Iterator[None]:
+    def exchange(stream: Any) -> Iterator[None]:
         for _ in range(3):
             threads.append(threading.current_thread())
             yield
@@ -175,7 +175,7 @@ def test_after_functions_of_a_user_the_training_thread_advances_exchanges(
 ) -> None:
     has_stepped = threading.Event()
 
-    def exchange(lane: Any) -> Iterator[None]:
+    def exchange(stream: Any) -> Iterator[None]:
         has_stepped.set()
         yield
 
@@ -189,7 +189,7 @@ def test_after_functions_of_a_user_the_training_thread_advances_exchanges(
 def test_none_begins_after_the_end(taking_turns: ProgressEngine) -> None:
     begun = []
 
-    def exchange(lane: Any) -> Iterator[None]:
+    def exchange(stream: Any) -> Iterator[None]:
         begun.append(threading.current_thread())
         yield
 
@@ -203,7 +203,7 @@ def test_exchanges_advance_while_the_training_thread_waits_for_something_else(
 ) -> None:
     has_advanced = threading.Event()
 
-    def exchange(lane: Any) -> Iterator[None]:
+    def exchange(stream: Any) -> Iterator[None]:
         yield
         has_advanced.set()
 

@@ -13,7 +13,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from chainermn.gradients.overlap.readiness import find_uses, taps
+from chainermn.gradients.overlap.readiness import find_uses, gradient_hooks
 
 Loss = Callable[[chainer.Link], chainer.Variable]
 
@@ -79,7 +79,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
             np.testing.assert_array_equal(gradient, other[name], err_msg=name)
 
 
-def tapped_backward(loss: chainer.Variable, net: chainer.Link, **kwds: Any) -> list[str]:
+def backward_with_hooks(loss: chainer.Variable, net: chainer.Link, **kwds: Any) -> list[str]:
     names = {parameter.node: name for name, parameter in net.namedparams()}
     order: list[str] = []
 
@@ -91,7 +91,7 @@ def tapped_backward(loss: chainer.Variable, net: chainer.Link, **kwds: Any) -> l
     parameters = list(net.params())
     uses = find_uses(loss, parameters)
     assert uses is not None
-    with taps(parameters, uses, kwds.get("loss_scale"), note):
+    with gradient_hooks(parameters, uses, kwds.get("loss_scale"), note):
         loss.backward(**kwds)
     for name, gradient in finals.items():
         assert gradients(net)[name] is gradient  # it was final
@@ -102,14 +102,14 @@ def tapped_backward(loss: chainer.Variable, net: chainer.Link, **kwds: Any) -> l
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("scale", [None, 4.0])
 def test_gradients_are_the_same_bit_by_bit(loss: Loss, times: int, scale: float | None) -> None:
-    plain, tapped = Network(), Network()
-    for net in (plain, tapped):
+    plain, hooked = Network(), Network()
+    for net in (plain, hooked):
         net.cleargrads()
     for _ in range(times):  # the gradients of several passes add up
         loss(plain).backward(loss_scale=scale)
-        tapped_backward(loss(tapped), tapped, loss_scale=scale)
-        assert_same(gradients(tapped), gradients(plain))
-    for one, other in zip(tapped.params(), plain.params(), strict=True):
+        backward_with_hooks(loss(hooked), hooked, loss_scale=scale)
+        assert_same(gradients(hooked), gradients(plain))
+    for one, other in zip(hooked.params(), plain.params(), strict=True):
         assert one._loss_scale == other._loss_scale
         assert one.node.rank == 0
         assert one.creator is None
@@ -119,7 +119,7 @@ def test_gradients_are_the_same_bit_by_bit(loss: Loss, times: int, scale: float 
 def test_each_parameter_in_the_graph_once(loss: Loss) -> None:
     net = Network()
     net.cleargrads()
-    order = tapped_backward(loss(net), net)
+    order = backward_with_hooks(loss(net), net)
     assert len(order) == len(set(order))
     assert set(order) == {
         name for name, gradient in gradients(net).items() if gradient is not None
@@ -129,10 +129,10 @@ def test_each_parameter_in_the_graph_once(loss: Loss) -> None:
 def test_the_last_layer_comes_first() -> None:
     net = Network()
     net.cleargrads()
-    order = tapped_backward(straight(net), net)
+    order = backward_with_hooks(straight(net), net)
     assert [name[1] for name in order] == ["c", "c", "b", "b", "a", "a"]
     net.cleargrads()
-    order = tapped_backward(early_and_late(net), net)
+    order = backward_with_hooks(early_and_late(net), net)
     assert order[-1][1] == "a"
 
 
@@ -156,13 +156,17 @@ def test_final_while_backward_goes_on() -> None:
     net.cleargrads()
     uses = find_uses(loss, parameters)
     assert uses is not None
-    with taps(parameters, uses, None, lambda p: order.append("a" if p is net.a.W else "c")):
+
+    def note(parameter: chainer.Parameter) -> None:
+        order.append("a" if parameter is net.a.W else "c")
+
+    with gradient_hooks(parameters, uses, None, note):
         loss.backward()
     assert seen == [["c"]]
     assert order == ["c", "a"]
 
 
-def test_only_the_given_parameters_are_tapped() -> None:
+def test_only_the_given_parameters_are_hooked() -> None:
     net = Network()
     net.cleargrads()
     loss = straight(net)
@@ -170,7 +174,7 @@ def test_only_the_given_parameters_are_tapped() -> None:
     assert uses is not None
     assert set(uses) == {net.b.W.node}
     order = []
-    with taps([net.b.W, net.idle], uses, None, order.append):
+    with gradient_hooks([net.b.W, net.idle], uses, None, order.append):
         loss.backward()
     assert len(order) == 1
     assert order[0] is net.b.W
@@ -209,7 +213,7 @@ def test_the_graph_is_freed_as_before() -> None:
             node = next((v.creator_node for v in node.inputs if v.creator_node), None)
         del node
         net.cleargrads()
-        tapped_backward(loss, net)
+        backward_with_hooks(loss, net)
         del loss
         assert all(function() is None for function in functions)
     finally:
@@ -228,7 +232,7 @@ def test_taps_are_removed_when_backward_fails() -> None:
     net.cleargrads()
     (h,) = Failing().apply((F.tanh(net.a(x())),))
     with pytest.raises(ZeroDivisionError):
-        tapped_backward(F.sum(net.c(h)), net)
+        backward_with_hooks(F.sum(net.c(h)), net)
     assert all(parameter.creator is None for parameter in net.params())
     plain = Network()
     for network in (plain, net):
@@ -242,7 +246,7 @@ def test_with_function_hooks_and_debug_mode() -> None:
     net.cleargrads()
     timer = chainer.function_hooks.TimerHook()
     with chainer.using_config("debug", True), timer:
-        order = tapped_backward(shared(net), net)
+        order = backward_with_hooks(shared(net), net)
     assert len(order) == 6
     plain = Network()
     plain.cleargrads()

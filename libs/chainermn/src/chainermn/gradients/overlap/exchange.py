@@ -15,23 +15,24 @@ the same as without overlap.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import chainer
+import numpy as np
 from chainer.variable import VariableNode
+from numpy.typing import NDArray
 
 from chainermn import spans
-from chainermn.agreement import any_true, maximum_by
+from chainermn.agreement import any_true
 from chainermn.failures.activity import collective
-from chainermn.gradients.buckets import AnyBucket, Wire
-from chainermn.gradients.overlap.lanes import GpuLane, exchange_of
+from chainermn.gradients.buckets import Wire
 from chainermn.gradients.overlap.plan import EarlyExchange, Plan
-from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
-from chainermn.gradients.overlap.readiness import Uses, find_uses, taps
-from chainermn.gradients.parameters import agree_on_gradients, initialized_parameters
-from chainermn.transport.host.mpi import thread_support
-from chainermn.transport.reducer import Array
+from chainermn.gradients.overlap.progress import ProgressEngine
+from chainermn.gradients.overlap.readiness import Uses, find_uses, gradient_hooks
+from chainermn.gradients.overlap.streams import Streams
+from chainermn.gradients.parameters import Proposal, initialized_parameters
+from chainermn.gradients.step import Step
+from chainermn.transport.host.mpi import load_mpi, thread_support
 
 if TYPE_CHECKING:
     from chainermn.gradients.compressor import Compressor
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 # While one bucket waits for other ranks, another is reduced.
 _BUCKETS_UNDER_WAY = 2
 
-# Kept alive, because a GPU may still write to their memory.
-_never_completed: list[EarlyExchange] = []
+# Kept alive, because MPI or a GPU may still write to their memory.
+_never_completed: list[Any] = []
 
 
 class OverlappedExchange:
@@ -56,15 +57,11 @@ class OverlappedExchange:
         self._exchange = exchange
         self._compressor = compressor
         self.group = exchange.group
-        self._duplicates = [exchange.duplicate() for _ in range(_BUCKETS_UNDER_WAY)]
-        lanes = [duplicate.made for duplicate in self._duplicates]
-        for number, lane in enumerate(lanes, 1):
-            lane.set_up(on_gpu=False)
-            lane.track = f"exchange {number}"
+        self._streams = Streams(exchange, _BUCKETS_UNDER_WAY)
         support = thread_support(exchange.topology.inter_size)
         if exchange.algorithm.uses_nccl:
             support = "funneled"  # NCCL makes progress by itself once its work is enqueued
-        self._engine = ProgressEngine(lanes, support)
+        self._engine = ProgressEngine(self._streams.in_host_memory, support)
         self._uses: Mapping[VariableNode, Uses] | None = None
         # Equal on all ranks, because it only changes when they agree.
         self._plan = self._plan_for([])
@@ -99,7 +96,8 @@ class OverlappedExchange:
                     if parameter.grad_var is None:
                         parameter._loss_scale = loss_scale
                     current.give(parameter)
-            with self._engine.in_backward(), taps(early, uses, loss_scale, current.give):
+            hooks = gradient_hooks(early, uses, loss_scale, current.give)
+            with self._engine.in_backward(), hooks:
                 loss.backward(loss_scale=loss_scale)
         except BaseException:
             current.abandon()
@@ -108,44 +106,41 @@ class OverlappedExchange:
         current.give_rest()
 
     @collective("multi_node_mean_grad")
-    def mean(
-        self, model: chainer.Link, zero_fill: bool, unless: Sequence[bool] = ()
-    ) -> tuple[bool, ...]:
+    def mean(self, model: chainer.Link, zero_fill: bool, step: Step) -> Step:
         """Replace every gradient of ``model`` with its mean over the ranks. Collective.
 
         Parameters, return value and errors are those of `GradientExchange.mean`.
         """
-        exchange, plan = self._exchange, self._plan
-        wire = self._wire
+        exchange, early, wire = self._exchange, self._early, self._wire
         parameters = [
             p for p in initialized_parameters(model).values() if zero_fill or p.grad is not None
         ]
-        has_begun = self._early is not None
-        is_stale = self._early is not None and not self._early.is_valid(wire)
-        needs_plan = not plan.is_for(parameters, wire) or self._knows_better_than(plan)
-        flags = has_begun, is_stale, needs_plan
-        agreed = agree_on_gradients(
-            *(exchange.mpi_comm, model, zero_fill, wire.gpu),
-            *(unless, flags, maximum_by(exchange.mpi_comm, self._engine.wait_for_mpi)),
+        knows_order = exchange.topology.rank == 0 and self._uses is not None
+        step = step._replace(
+            has_begun=early is not None,
+            is_stale=early is not None and not early.is_valid(wire),
+            needs_plan=not self._plan.is_for(parameters, wire)
+            or (knows_order and not self._plan.follows_graph),
         )
-        if any(agreed.unless):
-            return agreed.unless
-        begun, stale, renew = agreed.flags
-        if begun and (stale or renew):
+        proposal = Proposal(model, zero_fill, wire.gpu, step)
+        self._maximum(proposal.packed)
+        step = proposal.agreed(exchange.mpi_comm).step
+        if step.pauses:
+            return step
+        if step.has_begun and (step.is_stale or step.needs_plan):
             self._complete(of_use=False)
-        if renew:
+        if step.needs_plan:
             if self._compressor is not None:
-                self._compressor.look_at(model)
+                self._compressor.name_parameters(model)
             self._plan = self._agree_on_plan(parameters, exchange.embeddings_of(model))
         completed = self._complete()
         with spans.span("hand back"):
             completed.hand_out()
-        lanes = [duplicate.made for duplicate in self._duplicates]
-        exchange.check_overflow(model, self._plan.buckets, lanes)
+        exchange.check_overflow(model, self._plan.buckets, self._streams.all)
         if self._compressor is not None:
             self._compressor.commit(self._plan.buckets, self._plan.parameters)
         self._uses = None
-        return agreed.unless
+        return step
 
     def drop(self) -> None:
         """Discard the exchange in progress and the plan for the model. Collective."""
@@ -157,8 +152,7 @@ class OverlappedExchange:
         """Stop exchanging, even in the middle of an exchange. Not collective."""
         self._engine.end()
         if self._early is None:
-            for duplicate in self._duplicates:
-                duplicate.give_back()
+            self._streams.give_back()
         else:
             _never_completed.append(self._early)
 
@@ -167,7 +161,7 @@ class OverlappedExchange:
         return self._exchange.wire_with(self._compressor)
 
     def _begin(self) -> EarlyExchange:
-        self._early = EarlyExchange(self._plan, self._engine, self._exchange_of, self._wire)
+        self._early = EarlyExchange(self._plan, self._engine, self._streams, self._wire)
         return self._early
 
     def _complete(self, of_use: bool = True) -> EarlyExchange:
@@ -181,21 +175,15 @@ class OverlappedExchange:
         self._early = None
         return current
 
-    def _exchange_of(self, bucket: AnyBucket, gradients: Sequence[Array], wire: Wire) -> Exchange:
-        make = self._gpu_lane.exchange_of if bucket.on_gpu else exchange_of
-        return make(bucket, gradients, wire)
-
-    @cached_property
-    def _gpu_lane(self) -> GpuLane:
-        """The lane for gradients in GPU memory. Creating it is collective."""
-        duplicate = self._exchange.duplicate()
-        self._duplicates.append(duplicate)
-        duplicate.made.track = "enqueuing on the GPU"
-        return GpuLane(duplicate.made)
-
-    def _knows_better_than(self, plan: Plan) -> bool:
-        is_root = self._exchange.topology.rank == 0
-        return is_root and self._uses is not None and not plan.follows_graph
+    def _maximum(self, integers: NDArray[np.int64]) -> None:
+        """Replace integers with their maxima over the ranks, while exchanges advance."""
+        mpi = load_mpi()
+        request = self._exchange.mpi_comm.Iallreduce(mpi.IN_PLACE, integers, mpi.MAX)
+        try:
+            self._engine.wait_for_mpi(request)
+        except BaseException:
+            _never_completed.append((request, integers))
+            raise
 
     def _agree_on_plan(
         self, parameters: Sequence[chainer.Parameter], embeddings: Set[VariableNode]
@@ -210,7 +198,7 @@ class OverlappedExchange:
         in_order = [parameters[index] for index in order]
         plan = self._plan_for(in_order, follows_graph, embeddings)
         if any(bucket.on_gpu for bucket in plan.buckets):
-            _ = self._gpu_lane
+            _ = self._streams.gpu
         return plan
 
     def _plan_for(
@@ -219,5 +207,11 @@ class OverlappedExchange:
         follows_graph: bool = False,
         embeddings: Set[VariableNode] = frozenset(),
     ) -> Plan:
-        size = self._exchange.topology.size
-        return Plan(*(parameters, self._wire, size, follows_graph), self._compressor, embeddings)
+        return Plan(
+            parameters,
+            self._wire,
+            self._exchange.topology.size,
+            follows_graph=follows_graph,
+            compressor=self._compressor,
+            embeddings=embeddings,
+        )

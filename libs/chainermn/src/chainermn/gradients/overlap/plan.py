@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import chainer
 import numpy as np
 from chainer.variable import VariableNode
 
-from chainermn.gradients.buckets import AnyBucket, Wire, flat_gradients, make_buckets
-from chainermn.gradients.overlap.progress import Exchange, ProgressEngine
+from chainermn.gradients.bucket import flat_gradients
+from chainermn.gradients.buckets import Limits, Wire, make_buckets
+from chainermn.gradients.overlap.progress import ProgressEngine
+from chainermn.gradients.overlap.streams import Streams
 from chainermn.transport.gpu.device import on_gpu, the_gpu
 from chainermn.transport.reducer import Array
 
@@ -28,9 +30,6 @@ GPU_BUCKET_BYTES = 25 << 20
 # With a compressor, messages are much smaller, so latency matters more.
 _COMPRESSED_BUCKET_BYTES = 8 << 20
 
-#: Returns an exchange that gathers and averages the gradients of a bucket.
-ExchangeOf: TypeAlias = Callable[[AnyBucket, Sequence[Array], Wire], Exchange]
-
 
 class Plan:
     """Buckets of gradients, in the order in which all ranks exchange them.
@@ -39,7 +38,7 @@ class Plan:
 
     Attributes
     ----------
-    buckets : list of Bucket or CompressedBucket
+    buckets : list of Bucket
         Gradients that are exchanged together.
     late : set of VariableNode
         Nodes of parameters whose gradients changed on this rank after they had seemed final.
@@ -50,6 +49,7 @@ class Plan:
         parameters: Sequence[chainer.Parameter],
         wire: Wire,
         n_ranks: int,
+        *,
         follows_graph: bool = False,
         compressor: Compressor | None = None,
         embeddings: Set[VariableNode] = frozenset(),
@@ -57,9 +57,9 @@ class Plan:
         self.parameters = parameters
         self.follows_graph = follows_graph
         self.late: set[VariableNode] = set()
-        limits = BUCKET_BYTES, GPU_BUCKET_BYTES, _COMPRESSED_BUCKET_BYTES
+        limits = Limits(BUCKET_BYTES, GPU_BUCKET_BYTES, _COMPRESSED_BUCKET_BYTES)
         self.buckets = make_buckets(
-            parameters, *limits, wire, n_ranks, compressor=compressor, embeddings=embeddings
+            parameters, limits, wire, n_ranks, compressor=compressor, embeddings=embeddings
         )
         self._wire = wire
         self._places = _places(parameters)
@@ -76,16 +76,10 @@ class EarlyExchange:
     this, so nobody may write to gradients in GPU memory.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        engine: ProgressEngine,
-        exchange_of: ExchangeOf,
-        wire: Wire,
-    ) -> None:
+    def __init__(self, plan: Plan, engine: ProgressEngine, streams: Streams, wire: Wire) -> None:
         self._plan = plan
         self._engine = engine
-        self._exchange_of = exchange_of
+        self._streams = streams
         self._wire = wire
         self._given: dict[VariableNode, _Given] = {}
         self._under_way: list[Future[Any]] = []
@@ -157,7 +151,7 @@ class EarlyExchange:
             if any(parameter.node not in self._given for parameter in members):
                 return
             gradients = [self._flat_gradient(parameter) for parameter in members]
-            exchange = self._exchange_of(bucket, gradients, self._wire)
+            exchange = self._streams.exchange_of(bucket, gradients, self._wire)
             self._under_way.append(self._engine.submit(exchange))
             self._gathered += gradients
 

@@ -20,7 +20,7 @@ from chainermn.transport.reducer import Pending
 if TYPE_CHECKING:
     from chainermn.gradients.exchange import GradientExchange
 
-#: Starts an exchange on a lane. Yields whenever it has to wait for other ranks.
+#: Starts an exchange on a stream. Yields whenever it has to wait for other ranks.
 Exchange: TypeAlias = Callable[["GradientExchange"], Iterator[None]]
 
 # Much shorter than the exchange of a bucket, much longer than a check of its progress.
@@ -39,9 +39,9 @@ class ProgressEngine:
 
     Parameters
     ----------
-    lanes : sequence of GradientExchange
+    streams : sequence of GradientExchange
         Duplicates of the exchange, so that several buckets can be in progress at a time. On every
-        rank, the ``k``-th exchange uses lane ``k % len(lanes)`` alone.
+        rank, the ``k``-th exchange uses stream ``k % len(streams)`` alone.
     support : {'multiple', 'serialized', 'funneled'}
         How threads may call MPI. With ``'multiple'``, a thread advances exchanges, with short
         sleeps. With ``'serialized'``, that thread gets turns while backward is inside a function
@@ -49,12 +49,12 @@ class ProgressEngine:
         training thread advances exchanges after each function of backward, and while it waits.
     """
 
-    def __init__(self, lanes: Sequence[GradientExchange], support: ThreadSupport) -> None:
-        self._lanes = lanes
+    def __init__(self, streams: Sequence[GradientExchange], support: ThreadSupport) -> None:
+        self._streams = streams
         self._submitted: queue.SimpleQueue[tuple[Exchange, Future[Any]] | None] = (
             queue.SimpleQueue()
         )
-        self._under_way: list[tuple[Iterator[None], Future[Any]] | None] = [None] * len(lanes)
+        self._under_way: list[tuple[Iterator[None], Future[Any]] | None] = [None] * len(streams)
         self._turn = 0
         self._is_ending = threading.Event()
         self._turns = Turns() if support == "serialized" else None
@@ -66,7 +66,7 @@ class ProgressEngine:
             self._thread.start()
 
     def submit(self, exchange: Exchange) -> Future[Any]:
-        """Run ``exchange(lane)`` when its lane is free."""
+        """Run ``exchange(stream)`` when its stream is free."""
         future: Future[Any] = Future()
         self._submitted.put((exchange, future))
         if self._thread is None:
@@ -134,12 +134,12 @@ class ProgressEngine:
             submitted = self._submitted.get()
             if submitted is not None:
                 exchange, future = submitted
-                self._under_way[self._turn] = exchange(self._lanes[self._turn]), future
-                self._turn = (self._turn + 1) % len(self._lanes)
+                self._under_way[self._turn] = exchange(self._streams[self._turn]), future
+                self._turn = (self._turn + 1) % len(self._streams)
                 has_moved = True
-        for lane, running in enumerate(self._under_way):
+        for number, running in enumerate(self._under_way):
             if running is not None and _is_over_after_a_step(*running):
-                self._under_way[lane] = None
+                self._under_way[number] = None
                 has_moved = True
         return has_moved
 

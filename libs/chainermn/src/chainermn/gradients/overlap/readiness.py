@@ -1,9 +1,9 @@
 """Find out when the gradient of a parameter is final, while backward is still running.
 
 Chainer gives a parameter its gradient only when all of backward is done. So each parameter in the
-graph gets a tap: a function that appears to be its creator, and whose rank is just below the
+graph gets a hook: a function that appears to be its creator, and whose rank is just below the
 lowest rank of the functions that use the parameter. Backward calls functions from the highest rank
-to the lowest, so it calls the tap as soon as the last of them has contributed to the gradient.
+to the lowest, so it calls the hook as soon as the last of them has contributed to the gradient.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def find_uses(
 
 
 @contextlib.contextmanager
-def taps(
+def gradient_hooks(
     parameters: Sequence[chainer.Parameter],
     uses: Mapping[VariableNode, Uses],
     loss_scale: float | None,
@@ -63,31 +63,31 @@ def taps(
 ) -> Iterator[None]:
     """Make a backward in the ``with`` block call ``on_final`` once for each parameter.
 
-    The gradients are bitwise identical to those without taps. So a parameter that already has a
-    gradient and is used several times gets no tap: Chainer would add the contributions to the
+    The gradients are bitwise identical to those without hooks. So a parameter that already has a
+    gradient and is used several times gets no hook: Chainer would add the contributions to the
     existing gradient one by one, rather than their sum.
     """
     anything = chainer.Variable(np.zeros(()))
-    tapped = []
+    hooked = []
     for parameter in parameters:
         node = parameter.node
         if node in uses and (uses[node].times == 1 or parameter.grad_var is None):
-            tap = _Tap(parameter, loss_scale, on_final)
+            hook = _Hook(parameter, loss_scale, on_final)
             # Backward skips functions if none of their inputs requires a gradient.
-            tap.inputs = (anything.node,)
-            tap.outputs = (weakref.ref(node),)
-            tap.rank = uses[node].lowest_rank - 0.5
+            hook.inputs = (anything.node,)
+            hook.outputs = (weakref.ref(node),)
+            hook.rank = uses[node].lowest_rank - 0.5
             # The property `creator_node` would also change the rank of the parameter.
-            node._creator_node = tap
-            tapped.append(node)
+            node._creator_node = hook
+            hooked.append(node)
     try:
         yield
     finally:
-        for node in tapped:
+        for node in hooked:
             node._creator_node = None
 
 
-class _Tap(chainer.FunctionNode):
+class _Hook(chainer.FunctionNode):
     """Sets a parameter's gradient now, as Chainer does for all at the end of backward."""
 
     label = "hand over"  # in timelines, beside the functions of layers

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainermn.transport.gpu.compilation import one_rank_at_a_time
-from chainermn.transport.host.mpi import host_name, load_mpi
+from chainermn.transport.host.mpi import load_mpi
 from chainermn.transport.reducer import Array, Dtype, Pending
+from chainermn.transport.topology import host_name
 
 #: Threads per block of a kernel.
 THREADS = 256

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from chainermn.transport.gpu.device import Gpu
 from chainermn.transport.gpu.nccl_turns import wait_for_turn
 from chainermn.transport.gpu.nccl_watch import the_watch
-from chainermn.transport.host.mpi import Op, host_name
+from chainermn.transport.host.mpi import Op
 from chainermn.transport.reducer import Array, shard_bounds
+from chainermn.transport.topology import host_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI

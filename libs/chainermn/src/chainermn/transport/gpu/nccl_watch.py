@@ -12,17 +12,24 @@ import threading
 import time
 import traceback
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from chainermn.failures import end_job
-from chainermn.transport.host.mpi import host_name
-
-if TYPE_CHECKING:
-    from chainermn.transport.gpu.nccl import NcclTransport
+from chainermn.transport.topology import host_name
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 # Time that the rank gets to raise the error itself, in its next call.
 _SECONDS_FOR_RAISING = 4.0
+
+
+class Watched(Protocol):
+    """A transport by NCCL."""
+
+    rank: int
+    size: int
+
+    def failure(self) -> str | None:
+        """Return the error of the transport, or None."""
 
 
 class NcclWatch:
@@ -30,9 +37,9 @@ class NcclWatch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watched: weakref.WeakSet[NcclTransport] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
 
-    def add(self, transport: NcclTransport) -> None:
+    def add(self, transport: Watched) -> None:
         """Watch ``transport`` for as long as it exists."""
         with self._lock:
             self._watched.add(transport)
@@ -57,7 +64,7 @@ class NcclWatch:
             watched = list(self._watched)
         return next((failure for each in watched if (failure := self._failure_of(each))), None)
 
-    def _failure_of(self, transport: NcclTransport) -> str | None:
+    def _failure_of(self, transport: Watched) -> str | None:
         try:
             return transport.failure()
         except Exception:

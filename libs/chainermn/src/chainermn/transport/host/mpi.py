@@ -121,11 +121,6 @@ def world() -> MPI.Intracomm:
     return cast("MPI.Intracomm", load_mpi().COMM_WORLD)
 
 
-def host_name() -> str:
-    """Return MPI's name for this host."""
-    return cast(str, load_mpi().Get_processor_name())
-
-
 def thread_support(n_hosts: int) -> ThreadSupport:
     """Return how threads may call MPI in a job on ``n_hosts`` hosts.
 

@@ -44,7 +44,7 @@ class MpiReducer(Reducer):
         n_chunks = -(-array.size // length)
         small = SMALL_BYTES_OF_TWO if self.size == 2 else SMALL_BYTES
         if array.size * wire_dtype.itemsize <= small:
-            yield from self._chunks[0].everything_to_everybody(array, divisor, wire_dtype)
+            yield from self._chunks[0].allgather_and_add(array, divisor, wire_dtype)
             return
         for step in range(n_chunks + 2):
             if step < n_chunks:
@@ -142,7 +142,7 @@ class _Chunk:
         if self._wire is not self._array:
             self._reducer.adder.copy(self._wire, self._array)
 
-    def everything_to_everybody(self, array: Array, divisor: int, wire_dtype: Dtype) -> Steps:
+    def allgather_and_add(self, array: Array, divisor: int, wire_dtype: Dtype) -> Steps:
         """Send whole arrays to all ranks, each of which sums all of them."""
         reducer = self._reducer
         everywhere = self._scratch("received", reducer.size * array.size, wire_dtype)

@@ -19,8 +19,8 @@ _LABEL = "label"
 _COUNT = "parameters"
 
 
-class Unsent(NamedTuple):
-    """Unsent gradients of a rank, as a snapshot holds them.
+class PendingGradients(NamedTuple):
+    """Pending gradients of a rank, as a snapshot holds them.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Unsent(NamedTuple):
     n_updates : int
         Number of updates since the last exchange.
     arrays : Arrays
-        Unsent arrays of each parameter.
+        Pending arrays of each parameter.
     reason : str
         Reason why the snapshot lacks something; empty if it is complete.
     """
@@ -40,14 +40,16 @@ class Unsent(NamedTuple):
     reason: str = ""
 
 
-def save(serializer: chainer.Serializer, n_ranks: int, of_ranks: Mapping[int, Unsent]) -> None:
-    """Save the unsent gradients of some ranks."""
+def save(
+    serializer: chainer.Serializer, n_ranks: int, of_ranks: Mapping[int, PendingGradients]
+) -> None:
+    """Save the pending gradients of some ranks."""
     first = next(iter(of_ranks.values()))
     serializer(_LABEL, np.array([n_ranks, first.n_exchanges, first.n_updates]))
-    for rank, unsent in of_ranks.items():
+    for rank, pending in of_ranks.items():
         of_rank = serializer[f"rank{rank}"]
-        of_rank(_COUNT, np.array(len(unsent.arrays)))
-        for name, arrays in unsent.arrays.items():
+        of_rank(_COUNT, np.array(len(pending.arrays)))
+        for name, arrays in pending.arrays.items():
             of_parameter = of_rank[name]
             for key, array in arrays.items():
                 of_parameter(key, array)
@@ -60,8 +62,8 @@ def load(
     names: Iterable[str],
     keys: Iterable[str],
     is_compressed: bool,
-) -> Unsent:
-    """Return the unsent gradients of a rank, as far as the snapshot has them.
+) -> PendingGradients:
+    """Return the pending gradients of a rank, as far as the snapshot has them.
 
     Parameters
     ----------
@@ -75,31 +77,31 @@ def load(
         Whether this job compresses gradients.
     """
     label = _loaded(serializer, _LABEL)
-    if label is None:  # written with settings that leave nothing unsent
-        return Unsent()
+    if label is None:  # written with settings that leave nothing pending
+        return PendingGradients()
     size, n_exchanges, n_updates = map(int, label)
     of_rank = serializer[f"rank{rank}"]
     count = _loaded(of_rank, _COUNT)
     if not (n_updates or count or _loaded(serializer["rank0"], _COUNT)):
-        return Unsent(n_exchanges)
+        return PendingGradients(n_exchanges)
     keys, arrays = tuple(keys), {}
     if not keys or (n_exchanges and not is_compressed):
-        return Unsent(n_exchanges, reason="the snapshot was written with other settings")
+        return PendingGradients(n_exchanges, reason="the snapshot was written with other settings")
     if size != n_ranks:
         reason = f"the snapshot is from {size} ranks, but there are {n_ranks}"
-        return Unsent(n_exchanges, reason=reason)
+        return PendingGradients(n_exchanges, reason=reason)
     if count is None:
         reason = (
             f"the snapshot lacks what rank {rank} had. Write it by "
             "chainermn.extensions.multi_node_snapshot, or use a multi-node checkpointer"
         )
-        return Unsent(n_exchanges, reason=reason)
+        return PendingGradients(n_exchanges, reason=reason)
     for name in names:
         of_parameter = of_rank[name]
         found = {key: _loaded(of_parameter, key) for key in keys}
         if found := {key: array for key, array in found.items() if array is not None}:
             arrays[name] = found
-    return Unsent(n_exchanges, n_updates, arrays)
+    return PendingGradients(n_exchanges, n_updates, arrays)
 
 
 def _loaded(serializer: chainer.Deserializer, key: str) -> Any:
