@@ -16,6 +16,8 @@ import pytest
 from mpi4py import MPI
 
 import chainermn
+from chainermn.agreement import pack
+from chainermn.gradients.step import Step
 from chainermn.transport.host import barrier, in_turn, mpi_reducer, reducers, shared_memory
 from chainermn.transport.host.arithmetic import Adder
 from chainermn.transport.host.in_turn import InTurnReducer
@@ -255,6 +257,7 @@ def test_maxima_in_turns() -> None:
         array = np.array([number * WORLD.rank, -WORLD.rank, number], np.int64)
         reducer.maximum(array)
         assert array.tolist() == [number * (WORLD.size - 1), 0, number]
+    assert pack(None, Step()).size <= in_turn.MOST_INTEGERS
 
 
 @pytest.mark.mpi(2, 3)

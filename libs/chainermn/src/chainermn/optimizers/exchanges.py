@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,22 +17,6 @@ if TYPE_CHECKING:
     from chainermn.gradients.exchange import GradientExchange
 
 
-class Exchange(Protocol):
-    """Averages the gradients of a model. `GradientExchange` describes the methods."""
-
-    def agree(self, step: Step) -> Step:
-        """Return what any rank tells about a step. Collective."""
-
-    def mean(
-        self,
-        model: chainer.Link,
-        zero_fill: bool,
-        step: Step = ...,
-        compressor: Compressor | None = None,
-    ) -> Step:
-        """Average the gradients, unless the step pauses on any rank. Collective."""
-
-
 def library_exchange(communicator: CommunicatorBase) -> GradientExchange | None:
     """Return the library's exchange for a communicator; None if a user's method averages."""
     if not isinstance(communicator, MpiCommunicatorBase):
@@ -42,18 +26,19 @@ def library_exchange(communicator: CommunicatorBase) -> GradientExchange | None:
     return communicator.gradients if is_own else None
 
 
-def exchange_of(communicator: CommunicatorBase) -> Exchange:
+def exchange_of(communicator: CommunicatorBase) -> GradientExchange | UsersExchange:
     """Return the exchange of a communicator's gradients."""
-    return library_exchange(communicator) or _UsersExchange(communicator)
+    return library_exchange(communicator) or UsersExchange(communicator)
 
 
-class _UsersExchange:
-    """Averages gradients by a user's `multi_node_mean_grad`."""
+class UsersExchange:
+    """Averages gradients by a user's `multi_node_mean_grad`; see `GradientExchange`."""
 
     def __init__(self, communicator: CommunicatorBase) -> None:
         self._communicator = communicator
 
     def agree(self, step: Step) -> Step:
+        """Return what any rank tells about a step. Collective."""
         flags: Any = self._communicator.allreduce(np.array(step, np.uint8), "max")
         return Step(*map(bool, flags))
 
@@ -64,6 +49,7 @@ class _UsersExchange:
         step: Step = Step(),  # noqa: B008 - never changed
         compressor: Compressor | None = None,
     ) -> Step:
+        """Average the gradients, unless the step pauses on any rank. Collective."""
         step = self.agree(step)
         if not step.pauses:
             self._communicator.multi_node_mean_grad(model, zero_fill)

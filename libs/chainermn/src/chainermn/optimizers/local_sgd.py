@@ -155,26 +155,22 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         ValueError
             On every rank, if ranks have taken different numbers of steps since the last average.
         """
-        n_updates, self._n_updates = self._n_updates, 0
-        restored, self._restored = self._restored, None
+        target, n_updates, restored = self.actual_optimizer.target, self._n_updates, self._restored
+        self._n_updates, self._restored = 0, None
         self._accumulated.take_over(self.actual_optimizer)
-        step = self._average_changes(
-            Step(
-                has_new_parameters=self._replicas.has_other_parameters(
-                    self.actual_optimizer.target
-                ),
-                is_restored=restored is not None,
-                is_incomplete=n_updates != self.local.period,
-            )
+        step = Step(
+            has_new_parameters=self._replicas.has_other_parameters(target),
+            is_restored=restored is not None,
+            is_incomplete=n_updates != self.local.period,
         )
+        step = self._average_changes(step)
         if not step.pauses:
             return
         if step.has_new_parameters:
             self._agree_on_settings()
         if step.is_restored:
             self._after_restoring(restored)
-        are_new = step.has_new_parameters
-        if are_new or (step.is_restored and not self._are_replicas_equal()):
+        if step.has_new_parameters or (step.is_restored and not self._are_replicas_equal()):
             self._synchronize()
             return
         if step.is_incomplete:

@@ -15,7 +15,7 @@ from chainermn.gradients.parameters import initialized_parameters, named_paramet
 from chainermn.gradients.step import Step
 from chainermn.optimizers import accumulation, pending, replicas
 from chainermn.optimizers.accumulated import Accumulated, AccumulatedGradients
-from chainermn.optimizers.exchanges import Exchange, exchange_of
+from chainermn.optimizers.exchanges import UsersExchange, exchange_of
 from chainermn.optimizers.join import Join
 from chainermn.optimizers.pending import PendingGradients
 from chainermn.optimizers.replicas import Replicas
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
     from chainermn.compression.compression import Compression
     from chainermn.gradients.compressor import Compressor
+    from chainermn.gradients.exchange import GradientExchange
 
 # Key in snapshots.
 _PENDING = "unsent"
@@ -64,7 +65,7 @@ class MultiNodeOptimizer:
     _compressor: Compressor | None
     _accumulate: int
     _join: Join | None
-    _exchange: Exchange
+    _exchange: GradientExchange | UsersExchange
     _replicas: Replicas
     _accumulated: Accumulated
     #: Gradients that other ranks still have to send, by rank, for a snapshot of all ranks.
@@ -366,7 +367,7 @@ class MultiNodeOptimizer:
             reason = next(iter(reasons), "the ranks have loaded different snapshots")
             warnings.warn(
                 f"what was still to be sent when the snapshot was written is lost: {reason}",
-                stacklevel=4,
+                stacklevel=5,
             )
         return False
 
