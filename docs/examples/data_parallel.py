@@ -74,7 +74,7 @@ def pack(bucket: Sequence[Array]) -> Array:
 
 def unpack(buffer: Array, bucket: Sequence[Array]) -> None:
     for gradient in bucket:
-        gradient.flat, buffer = buffer[: gradient.size], buffer[gradient.size :]
+        gradient.flat[:], buffer = buffer[: gradient.size], buffer[gradient.size :]
 
 
 def backward(parameters: Sequence[Array], outputs: Sequence[Array], t: Array) -> Iterator[Array]:
