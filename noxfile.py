@@ -230,7 +230,7 @@ def trace_tests(session: nox.Session) -> None:
     """Have the real Perfetto read a timeline, by its trace processor and without a browser."""
     libs = ["libs/chainer_compat", "libs/chainermn[mpich,testing]"]
     install(session, *libs, "--group", "test", "--group", "trace")
-    tests = "libs/chainermn/tests/timeline/test_trace_processor.py"
+    tests = "libs/chainermn/tests/profiling/test_trace_processor.py"
     session.run("python", "-m", "pytest", tests, *session.posargs)
 
 

@@ -151,7 +151,7 @@ def recorded(settings: Settings, place: Place) -> Iterator[Group]:
 
 def record(place: Place, network: str, batch: int, file: Path) -> Mapping[int, Sequence[Span]]:
     """Train with a timeline. Return the spans of each rank and its GPU."""
-    from chainermn.timeline import trace
+    from chainermn.profiling.timeline import trace
 
     file.parent.mkdir(parents=True, exist_ok=True)
     cudnn = "1" if has_cudnn() else "0"

@@ -7,8 +7,8 @@ import chainer
 import chainermn
 from benchmarks.ranks import networks
 from benchmarks.ranks.orders import Orders, Step
-from chainermn.observation.trainers import observe
-from chainermn.timeline.gathering import SharedGathering
+from chainermn.profiling.timeline.gathering import SharedGathering
+from chainermn.profiling.trainers import observe
 
 
 def run(orders: Orders) -> None:

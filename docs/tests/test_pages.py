@@ -44,7 +44,7 @@ from on_ranks import (
 import chainermn
 from chainermn.communicators import registered
 from chainermn.doctor.checks import CHECKS
-from chainermn.report import report
+from chainermn.profiling.report import report
 from chainermn.testing.mpiexec import JOB_VARIABLE, direct_environment, mpi_flavor
 
 DOCS, ROOT = pages.DOCS, pages.ROOT

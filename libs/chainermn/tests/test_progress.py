@@ -61,7 +61,7 @@ print("watched:", is_watched(), file=sys.stderr)
 def test_nothing_but_errors_is_seen_after_silence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).with_name("extensions"))
+    monkeypatch.syspath_prepend(Path(__file__).parent / "extensions/reports")
     import terminals
 
     terminal = terminals.Terminal(70, 10)

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
     from chainermn.iterators import create_multi_node_iterator, create_synchronized_iterator
     from chainermn.links import MultiNodeChainList
-    from chainermn.observation.timeline_file import record_timeline
     from chainermn.optimizers import create_multi_node_optimizer
+    from chainermn.profiling.timeline_file import record_timeline
 
 __version__ = VERSION
 
@@ -101,7 +101,7 @@ _DEFINED_IN = {
     "create_synchronized_iterator": "iterators",
     "get_epoch_trigger": "datasets",
     "get_n_iterations_for_one_epoch": "datasets",
-    "record_timeline": "observation.timeline_file",
+    "record_timeline": "profiling.timeline_file",
     "scatter_dataset": "datasets",
     "scatter_index": "datasets",
 }

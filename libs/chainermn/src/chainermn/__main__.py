@@ -7,7 +7,7 @@ import click
 import chainermn
 from chainermn.doctor.command import doctor
 from chainermn.launch.command import launch
-from chainermn.report import report
+from chainermn.profiling.report import report
 
 
 @click.group(

@@ -11,8 +11,8 @@ import pytest
 
 import chainermn
 from chainermn.extensions import Timeline
+from chainermn.profiling.timeline import trace
 from chainermn.spans import MAIN
-from chainermn.timeline import trace
 
 pytestmark = pytest.mark.gpu
 

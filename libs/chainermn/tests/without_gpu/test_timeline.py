@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from chainermn import spans
+from chainermn.profiling.timeline.gpu_streams import GpuStreams
 from chainermn.spans import Span
-from chainermn.timeline.gpu_streams import GpuStreams
 
 MS = 10**6
 

@@ -12,10 +12,10 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.extensions_at_work import extension_at_work
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.registry import class_named, default_on_cpu, register, registered
-from chainermn.observation.settings import VARIABLE as TIMELINE
-from chainermn.observation.settings import Settings
 from chainermn.process.cores import divide_cores
 from chainermn.process.memory import keep_freed_memory
+from chainermn.profiling.settings import VARIABLE as TIMELINE
+from chainermn.profiling.settings import Settings
 from chainermn.transport.gpu.available import any_rank_has_gpu, why_not_one_each
 from chainermn.transport.gpu.cuda_awareness import VARIABLE as CUDA_AWARE
 from chainermn.transport.gpu.cuda_awareness import is_cuda_aware
@@ -124,7 +124,7 @@ def create_communicator(
         divide_cores(mpi_comm, topology.inter_rank)
         keep_freed_memory()
         if timeline is not None:
-            from chainermn.observation.timeline_file import record_job
+            from chainermn.profiling.timeline_file import record_job
 
             record_job(mpi_comm, timeline)
     return communicator

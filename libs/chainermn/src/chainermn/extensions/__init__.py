@@ -2,7 +2,6 @@
 
 from chainermn.extensions._multi_node_snapshot import MultiNodeSnapshot, multi_node_snapshot
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
-from chainermn.extensions.best_model import BestModel
 from chainermn.extensions.checkpoint import (
     MultiNodeCheckpointer,
     create_multi_node_checkpointer,
@@ -14,12 +13,13 @@ from chainermn.extensions.multi_node_evaluator import (
     create_multi_node_evaluator,
 )
 from chainermn.extensions.observation_aggregator import ObservationAggregator
-from chainermn.extensions.run_record import record_run
+from chainermn.extensions.reports.best_model import BestModel
+from chainermn.extensions.reports.run_record import record_run
+from chainermn.extensions.reports.tensorboard_report import TensorBoardReport
+from chainermn.extensions.reports.terminal_report import TerminalReport
+from chainermn.extensions.reports.throughput import Throughput
 from chainermn.extensions.step_seed import StepSeed
 from chainermn.extensions.stop_on_signal import StopOnSignal
-from chainermn.extensions.tensorboard_report import TensorBoardReport
-from chainermn.extensions.terminal_report import TerminalReport
-from chainermn.extensions.throughput import Throughput
 from chainermn.extensions.timeline import Timeline
 
 __all__ = [

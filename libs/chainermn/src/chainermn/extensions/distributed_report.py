@@ -12,10 +12,10 @@ from chainer.training.extension import PRIORITY_EDITOR, Extension
 from chainermn.agreement import run_on_root
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.observation.trainers import Observation, observe
-from chainermn.timeline.chart import check_picture, draw
-from chainermn.timeline.gathering import SharedGathering
-from chainermn.timeline.summary import Summary
+from chainermn.profiling.timeline.chart import check_picture, draw
+from chainermn.profiling.timeline.gathering import SharedGathering
+from chainermn.profiling.timeline.summary import Summary
+from chainermn.profiling.trainers import Observation, observe
 
 _REPORTED = ("data", "compute", "layers", "exchange", "waiting")
 

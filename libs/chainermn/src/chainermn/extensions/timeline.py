@@ -13,8 +13,8 @@ from chainer.training.extension import Extension
 
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.observation.settings import Settings
-from chainermn.observation.timeline_file import TimelineFile
+from chainermn.profiling.settings import Settings
+from chainermn.profiling.timeline_file import TimelineFile
 
 
 class Timeline(Extension):

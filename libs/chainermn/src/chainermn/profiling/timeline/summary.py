@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from chainermn.timeline.clocks import Clock
-from chainermn.timeline.iterations import KINDS, Iteration
-from chainermn.timeline.waiting import Call, waits
+from chainermn.profiling.timeline.clocks import Clock
+from chainermn.profiling.timeline.iterations import KINDS, Iteration
+from chainermn.profiling.timeline.waiting import Call, waits
 
 #: Parts of a `Summary`: the `KINDS`, and the waits for other ranks, which do not count as a kind.
 PARTS = (*KINDS[:4], "waiting", *KINDS[4:])
@@ -97,7 +97,7 @@ class Straggler:
 
     Examples
     --------
-    >>> from chainermn.timeline.summary import Straggler
+    >>> from chainermn.profiling.timeline.summary import Straggler
     >>> print(Straggler(rank=1, delay=0.02, part="data", seconds=0.03, others=0.01))
     rank 1 keeps the others waiting for 20 ms per iteration: getting a batch takes 30 ms there,
     and 10 ms on the others

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from chainermn.timeline.clocks import Clock, Offset
-from chainermn.timeline.iterations import KINDS, Iteration
-from chainermn.timeline.summary import PARTS, Summary, summarize
-from chainermn.timeline.waiting import Call
+from chainermn.profiling.timeline.clocks import Clock, Offset
+from chainermn.profiling.timeline.iterations import KINDS, Iteration
+from chainermn.profiling.timeline.summary import PARTS, Summary, summarize
+from chainermn.profiling.timeline.waiting import Call
 
 MS = 10**6
 

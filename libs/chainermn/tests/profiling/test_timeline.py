@@ -16,10 +16,10 @@ import pytest
 import chainermn
 from chainermn import spans
 from chainermn.extensions import Timeline, create_multi_node_checkpointer
-from chainermn.observation.settings import ITERATIONS, LAYERS, VARIABLE, Settings
+from chainermn.profiling.settings import ITERATIONS, LAYERS, VARIABLE, Settings
+from chainermn.profiling.timeline import recording, trace
+from chainermn.profiling.timeline.clocks import Clock, Offset
 from chainermn.spans import MAIN, Span
-from chainermn.timeline import recording, trace
-from chainermn.timeline.clocks import Clock, Offset
 
 STEP = ["data", "convert", "forward", "backward", "multi_node_mean_grad", "optimizer"]
 

@@ -6,10 +6,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from chainermn import spans
+from chainermn.profiling.timeline.clocks import Clock
+from chainermn.profiling.timeline.peers import Peers
+from chainermn.profiling.timeline.trace import Recorded
 from chainermn.spans import Span
-from chainermn.timeline.clocks import Clock
-from chainermn.timeline.peers import Peers
-from chainermn.timeline.trace import Recorded
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from chainermn import spans
-from chainermn.timeline import clocks
-from chainermn.timeline.clocks import Clock, Offset
+from chainermn.profiling.timeline import clocks
+from chainermn.profiling.timeline.clocks import Clock, Offset
 
 
 def test_the_offset_changes_evenly_between_the_measurements() -> None:

@@ -22,8 +22,8 @@ import chainermn
 from chainermn import spans
 from chainermn.extensions import DistributedReport
 from chainermn.failures import activity
-from chainermn.observation import trainers
-from chainermn.timeline.summary import PARTS
+from chainermn.profiling import trainers
+from chainermn.profiling.timeline.summary import PARTS
 
 PAUSE = 0.05
 

@@ -14,8 +14,9 @@ import pytest
 from chainer.training import make_extension
 from rich.console import Console
 
-from chainermn.extensions import TerminalReport, Throughput, live_view, terminal_report
-from chainermn.extensions.live_view import State
+from chainermn.extensions import TerminalReport, Throughput
+from chainermn.extensions.reports import live_view, terminal_report
+from chainermn.extensions.reports.live_view import State
 from chainermn.failures.ending import print_at_once, use_terminal
 from chainermn.testing.mpiexec import mpiexec_command
 

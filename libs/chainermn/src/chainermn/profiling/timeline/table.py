@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from chainermn.timeline.summary import PARTS, Summary
+from chainermn.profiling.timeline.summary import PARTS, Summary
 
 # Least width of the table, since the default for a file or pipe is 80.
 _LEAST_WIDTH = 110

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from chainermn import spans
 from chainermn.files import check_form, parse_json, read_bytes
+from chainermn.profiling.timeline.clocks import Clock
+from chainermn.profiling.timeline.waiting import Call, waits
 from chainermn.spans import Span
-from chainermn.timeline.clocks import Clock
-from chainermn.timeline.waiting import Call, waits
 
 _FORMAT = "chainermn timeline 1"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from chainermn.profiling.timeline.waiting import Call
 from chainermn.spans import Span
-from chainermn.timeline.waiting import Call
 
 #: Kinds of work, whose times add up to the time of an iteration. "layers" means the exchanges of
 #: multi-node layers in forward and backward.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from chainermn.failures.activity import Group, waiting
-from chainermn.timeline import clocks
-from chainermn.timeline.clocks import Offset
+from chainermn.profiling.timeline import clocks
+from chainermn.profiling.timeline.clocks import Offset
 from chainermn.transport.duplicates import Duplicate
 from chainermn.transport.topology import host_name
 

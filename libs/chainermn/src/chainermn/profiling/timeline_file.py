@@ -14,12 +14,12 @@ import chainer
 from chainermn import failures, spans
 from chainermn.agreement import run_on_root
 from chainermn.gradients.parameters import is_on_gpu
-from chainermn.observation.layers import layers_observed
-from chainermn.observation.settings import VARIABLE, Settings
-from chainermn.observation.trainers import observe
-from chainermn.timeline import trace
-from chainermn.timeline.gpu_streams import GpuStreams
-from chainermn.timeline.recording import Recording
+from chainermn.profiling.layers import layers_observed
+from chainermn.profiling.settings import VARIABLE, Settings
+from chainermn.profiling.timeline import trace
+from chainermn.profiling.timeline.gpu_streams import GpuStreams
+from chainermn.profiling.timeline.recording import Recording
+from chainermn.profiling.trainers import observe
 from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.host.mpi import load_mpi
 

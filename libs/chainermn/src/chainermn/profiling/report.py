@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from chainermn import spans
-from chainermn.timeline import chart, trace
-from chainermn.timeline.iterations import iterations_of
-from chainermn.timeline.summary import summarize
+from chainermn.profiling.timeline import chart, trace
+from chainermn.profiling.timeline.iterations import iterations_of
+from chainermn.profiling.timeline.summary import summarize
 
 # With more iterations than this, the first one is left out.
 _ENOUGH = 5
@@ -50,7 +50,7 @@ def report(file: Path, picture: Path | None) -> None:
         found, [None] * len(found), [host for _, host in sorted(timeline.hosts.items())]
     )
     # A late import, so that other commands start fast.
-    from chainermn.timeline.table import print_table
+    from chainermn.profiling.timeline.table import print_table
 
     print_table(summary, title)
     if picture is not None:

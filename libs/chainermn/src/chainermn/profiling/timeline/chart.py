@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chainermn.files import atomic_write
-from chainermn.timeline.summary import PARTS, Summary
+from chainermn.profiling.timeline.summary import PARTS, Summary
 
 # Work has strong colors, lost time pale ones.
 _COLORS = {

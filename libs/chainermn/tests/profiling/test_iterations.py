@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from chainermn import spans
+from chainermn.profiling.timeline import gathering as gathering_module
+from chainermn.profiling.timeline.gathering import Gathering
+from chainermn.profiling.timeline.iterations import KINDS, Iteration, divide, iterations_of
+from chainermn.profiling.timeline.waiting import Call
 from chainermn.spans import MAIN, Span
-from chainermn.timeline import gathering as gathering_module
-from chainermn.timeline.gathering import Gathering
-from chainermn.timeline.iterations import KINDS, Iteration, divide, iterations_of
-from chainermn.timeline.waiting import Call
 
 SECOND = 10**9
 

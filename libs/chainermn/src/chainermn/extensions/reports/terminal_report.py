@@ -11,8 +11,8 @@ import chainer
 from chainer.training.extensions import PrintReport
 from rich.console import Console, RenderableType
 
-from chainermn.extensions.live_view import EFFICIENCY, SLOWEST, State, rows, view
-from chainermn.extensions.throughput import minutes_left, share_done
+from chainermn.extensions.reports.live_view import EFFICIENCY, SLOWEST, State, rows, view
+from chainermn.extensions.reports.throughput import minutes_left, share_done
 from chainermn.progress import is_watched, terminal_size
 
 _ERASE_BELOW = "\033[J"

@@ -13,7 +13,7 @@ import chainer
 from chainer.dataset.convert import _call_converter
 
 from chainermn import spans
-from chainermn.timeline.iterations import EXTENSION
+from chainermn.profiling.timeline.iterations import EXTENSION
 
 _observed: weakref.WeakKeyDictionary[Any, Observation] = weakref.WeakKeyDictionary()
 _iterators: set[type] = set()

@@ -6,11 +6,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from chainermn import spans
+from chainermn.profiling.timeline.clocks import Clock
+from chainermn.profiling.timeline.iterations import Iteration, divide, kind_of
+from chainermn.profiling.timeline.peers import Peers
+from chainermn.profiling.timeline.summary import Summary, summarize
 from chainermn.spans import Span
-from chainermn.timeline.clocks import Clock
-from chainermn.timeline.iterations import Iteration, divide, kind_of
-from chainermn.timeline.peers import Peers
-from chainermn.timeline.summary import Summary, summarize
 
 if TYPE_CHECKING:
     from mpi4py import MPI

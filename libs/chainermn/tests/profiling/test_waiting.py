@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chainermn.timeline.waiting import Call, Wait, waits
+from chainermn.profiling.timeline.waiting import Call, Wait, waits
 
 
 def test_all_wait_for_the_last() -> None:

@@ -10,7 +10,8 @@ import chainer
 import pytest
 from chainer.training import make_extension
 
-from chainermn.extensions import Throughput, throughput
+from chainermn.extensions import Throughput
+from chainermn.extensions.reports import throughput
 
 HERE = Path(__file__).parent
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from chainermn.report import report
+from chainermn.profiling.report import report
+from chainermn.profiling.timeline import trace
+from chainermn.profiling.timeline.clocks import Clock, Offset
+from chainermn.profiling.timeline.trace import Recorded
 from chainermn.spans import MAIN, Span
-from chainermn.timeline import trace
-from chainermn.timeline.clocks import Clock, Offset
-from chainermn.timeline.trace import Recorded
 
 MS = 10**6
 
@@ -162,7 +162,7 @@ def test_other_forms_are_refused_in_one_line(tmp_path: Path) -> None:
 
 READ = """
 import resource, sys
-from chainermn.timeline import trace
+from chainermn.profiling.timeline import trace
 
 trace.MOST_BYTES = 1 << 26  # to be quicker
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
