@@ -8,7 +8,7 @@ import chainermn
 from benchmarks.ranks import networks
 from benchmarks.ranks.orders import Orders, Step
 from chainermn.profiling.timeline.gathering import SharedGathering
-from chainermn.profiling.trainers import observe
+from chainermn.profiling.trainers import instrument
 
 
 def run(orders: Orders) -> None:
@@ -25,7 +25,7 @@ def iteration(what: str, network: str, batchsize: int, report: bool) -> Step:
     data = chainer.datasets.TupleDataset(*made.examples(batchsize))
     batches = chainer.iterators.SerialIterator(data, batchsize)
     updater = chainer.training.StandardUpdater(batches, optimizer)
-    observe(chainer.training.Trainer(updater))
+    instrument(chainer.training.Trainer(updater))
     if report:
         SharedGathering(comm.mpi_comm)
     return updater.update

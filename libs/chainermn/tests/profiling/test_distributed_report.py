@@ -151,9 +151,9 @@ def heard() -> Iterator[list[spans.Span]]:
     spans.unlisten(found.append)
 
 
-def test_a_trainer_is_observed_once(tmp_path: Path, heard: list[spans.Span]) -> None:
+def test_a_trainer_is_instrumented_once(tmp_path: Path, heard: list[spans.Span]) -> None:
     trainer = single_trainer(tmp_path)
-    assert trainers.observe(trainer) is trainers.observe(trainer)
+    assert trainers.instrument(trainer) is trainers.instrument(trainer)
     trainer.run()
     assert [span.name for span in heard] == ["data", "convert", "extensions", "iteration"] * 2
 
@@ -163,14 +163,14 @@ def test_a_converter_may_take_more(tmp_path: Path, heard: list[spans.Span]) -> N
         return np.stack(batch) + padding
 
     trainer = single_trainer(tmp_path, converter=convert)
-    trainers.observe(trainer)
+    trainers.instrument(trainer)
     assert trainer.updater.converter([np.zeros(2)], None, padding=3).tolist() == [[3, 3]]
     assert [span.name for span in heard] == ["convert"]
 
 
 def test_a_copy_of_an_iterator_goes_its_own_way(tmp_path: Path) -> None:
     batches = chainer.iterators.SerialIterator(np.arange(6), 2, shuffle=False)
-    trainers.observe(single_trainer(tmp_path, batches))
+    trainers.instrument(single_trainer(tmp_path, batches))
     batches.next()
     assert copy.copy(batches).next() == [2, 3]
     assert batches.next() == [2, 3]
@@ -179,14 +179,14 @@ def test_a_copy_of_an_iterator_goes_its_own_way(tmp_path: Path) -> None:
 def test_triggers_stay_what_they_are(tmp_path: Path) -> None:
     trainer = single_trainer(tmp_path)
     trainer.extend(LogReport(trigger=(1, "iteration")))
-    trainers.observe(trainer)
+    trainers.instrument(trainer)
     assert trainer.stop_trigger.get_training_length() == (2, "iteration")
     trainer.run()
     assert [row["iteration"] for row in trainer.get_extension("LogReport").log] == [1, 2]
     saved = chainer.serializers.npz.serialize(trainer)
     twin = single_trainer(tmp_path)
     twin.extend(LogReport(trigger=(1, "iteration")))
-    trainers.observe(twin)
+    trainers.instrument(twin)
     chainer.serializers.npz.NpzDeserializer(saved).load(twin)
     assert twin.updater.iteration == 2
 

@@ -15,7 +15,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.profiling.timeline.chart import check_picture, draw
 from chainermn.profiling.timeline.gathering import SharedGathering
 from chainermn.profiling.timeline.summary import Summary
-from chainermn.profiling.trainers import Observation, observe
+from chainermn.profiling.trainers import TrainerSpans, instrument
 
 _REPORTED = ("data", "compute", "layers", "exchange", "waiting")
 
@@ -79,7 +79,7 @@ class DistributedReport(Extension):
         self.comm, self.filename = comm, filename
         self.summary: Summary | None = None
         self._gathering: SharedGathering | None = None
-        self._observation: Observation
+        self._spans: TrainerSpans
         self._picture: tuple[Path, str] | None = None
         if filename is not None:
             check_picture(filename)
@@ -88,14 +88,14 @@ class DistributedReport(Extension):
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Start to measure. Every rank must have this extension."""
         self.comm.allgather_obj(None)
-        self._observation = observe(trainer)
+        self._spans = instrument(trainer)
         self._gathering = SharedGathering(self.comm.mpi_comm)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Report on the time since the last report. Every rank must call it."""
         if self._gathering is None:
             return
-        self._observation.tell()
+        self._spans.flush()
         self.summary = self._gathering.take()
         if self.summary is None:
             return

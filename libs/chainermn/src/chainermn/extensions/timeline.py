@@ -79,7 +79,7 @@ class Timeline(Extension):
         settings = replace(self._settings, path=str(Path(trainer.out, self.filename)))
         self._has_failed = False
         self._file = TimelineFile(self.comm.mpi_comm, settings, "Timeline")
-        self._file.observe(trainer)
+        self._file.add(trainer)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Do nothing."""

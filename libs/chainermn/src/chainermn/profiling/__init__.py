@@ -1,1 +1,1 @@
-"""Make spans of Chainer's work, and record whole jobs."""
+"""Record what trainers, layers and ranks do, and when."""

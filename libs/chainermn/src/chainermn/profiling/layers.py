@@ -14,7 +14,7 @@ from chainermn import spans
 
 
 @contextlib.contextmanager
-def layers_observed(are_wanted: bool = True) -> Iterator[None]:
+def layer_spans(are_wanted: bool = True) -> Iterator[None]:
     """Make spans of each link's forward and each function's backward in the ``with`` block.
 
     The backward of a function is named after the innermost link that called the function.

@@ -14,12 +14,12 @@ import chainer
 from chainermn import failures, spans
 from chainermn.agreement import run_on_root
 from chainermn.gradients.parameters import is_on_gpu
-from chainermn.profiling.layers import layers_observed
+from chainermn.profiling.layers import layer_spans
 from chainermn.profiling.settings import VARIABLE, Settings
 from chainermn.profiling.timeline import trace
 from chainermn.profiling.timeline.gpu_streams import GpuStreams
 from chainermn.profiling.timeline.recording import Recording
-from chainermn.profiling.trainers import observe
+from chainermn.profiling.trainers import instrument
 from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.host.mpi import load_mpi
 
@@ -55,11 +55,11 @@ class TimelineFile:
         if not was_there:  # if the job fails, there should be no file
             self._path.unlink()
 
-    def observe(self, trainer: chainer.training.Trainer) -> None:
+    def add(self, trainer: chainer.training.Trainer) -> None:
         """Also record what a trainer does, and the streams of its GPU."""
-        observation = observe(trainer)
+        trainer_spans = instrument(trainer)
         if self.settings.with_layers:
-            observation.within(layers_observed)
+            trainer_spans.within(layer_spans)
         optimizers: Any = getattr(trainer.updater, "get_all_optimizers", dict)().values()
         is_first = self._streams is None and not spans.are_streams_measured()
         if is_first and any(is_on_gpu(optimizer.target) for optimizer in optimizers):
@@ -67,12 +67,12 @@ class TimelineFile:
             spans.measure_streams(self._streams)
 
     @contextlib.contextmanager
-    def trainers_observed(self) -> Iterator[None]:
+    def recording_trainers(self) -> Iterator[None]:
         """Record every trainer that runs in the ``with`` block."""
         run = chainer.training.Trainer.run
 
         def recorded_run(trainer: Any, *args: Any, **kwargs: Any) -> None:
-            self.observe(trainer)
+            self.add(trainer)
             run(trainer, *args, **kwargs)
 
         chainer.training.Trainer.run = recorded_run
@@ -145,7 +145,7 @@ def record_timeline(
     settings = Settings(str(filename), layers, iterations)
     timeline = TimelineFile(comm.mpi_comm, settings, "record_timeline")
     try:
-        with timeline.trainers_observed(), layers_observed(layers):
+        with timeline.recording_trainers(), layer_spans(layers):
             yield
     except BaseException:
         timeline.discard()
@@ -178,5 +178,5 @@ def record_job(mpi_comm: MPI.Intracomm, settings: Settings) -> None:
             )
         return
     timeline = _timeline_of_job = TimelineFile(world, settings, VARIABLE)
-    _until_the_end.enter_context(timeline.trainers_observed())
+    _until_the_end.enter_context(timeline.recording_trainers())
     failures.at_end(timeline.write)

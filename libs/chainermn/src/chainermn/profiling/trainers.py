@@ -15,21 +15,21 @@ from chainer.dataset.convert import _call_converter
 from chainermn import spans
 from chainermn.profiling.timeline.iterations import EXTENSION
 
-_observed: weakref.WeakKeyDictionary[Any, Observation] = weakref.WeakKeyDictionary()
+_instrumented: weakref.WeakKeyDictionary[Any, TrainerSpans] = weakref.WeakKeyDictionary()
 _iterators: set[type] = set()
 
 
-def observe(trainer: chainer.training.Trainer) -> Observation:
+def instrument(trainer: chainer.training.Trainer) -> TrainerSpans:
     """Make spans of a trainer's work from its next iteration on, if anything listens to spans.
 
     Call this before the training starts, or in an extension's ``initialize``.
     """
-    if trainer not in _observed:
-        _observed[trainer] = Observation(trainer)
-    return _observed[trainer]
+    if trainer not in _instrumented:
+        _instrumented[trainer] = TrainerSpans(trainer)
+    return _instrumented[trainer]
 
 
-class Observation:
+class TrainerSpans:
     """Makes spans of a trainer's work.
 
     An iteration begins with the update and ends when the last extension has returned.
@@ -38,16 +38,16 @@ class Observation:
     def __init__(self, trainer: chainer.training.Trainer) -> None:
         updater = self._updater = trainer.updater
         self._update: Callable[[], None] = updater.update
-        updater.update = self._observed_update
+        updater.update = self._timed_update
         for iterator in vars(updater).get("_iterators", {}).values():
-            _observe_batches_of(type(iterator))
+            _time_batches_of(type(iterator))
         if hasattr(updater, "converter"):
-            updater.converter = _observed_converter(updater.converter)
+            updater.converter = _timed_converter(updater.converter)
         for name, entry in trainer._extensions.items():
-            began = functools.partial(self.turn_to, name)
-            entry.trigger = _ObservedTrigger(entry.trigger, lambda: self.turn_to(""), began)
-        # The trainer asks it when the extensions of an iteration have returned.
-        trainer.stop_trigger = _ObservedTrigger(trainer.stop_trigger, self._end)
+            began = functools.partial(self._switch_to, name)
+            entry.trigger = _NotifyingTrigger(entry.trigger, lambda: self._switch_to(""), began)
+        # The trainer evaluates it when the extensions of an iteration have returned.
+        trainer.stop_trigger = _NotifyingTrigger(trainer.stop_trigger, self._end)
         self._extension = ""
         self._extension_began = self._updated = 0
         self._start: int | None = None
@@ -57,21 +57,21 @@ class Observation:
         """Enter a context in each update."""
         self._within = context
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Add a span for the time that extensions have taken so far."""
-        self.turn_to(self._extension)
+        self._switch_to(self._extension)
         now = self._extension_began
         spans.add("extensions", self._updated, now, spans.MAIN)
         self._updated = now
 
-    def turn_to(self, extension: str) -> None:
-        """Add a span for the extension that was running, and start one for the next."""
+    def _switch_to(self, extension: str) -> None:
+        """Add a span for the extension that was running, and start one for the next, if any."""
         now = spans.now()
         if self._extension:
             spans.add(EXTENSION + self._extension, self._extension_began, now, spans.MAIN)
         self._extension, self._extension_began = extension, now
 
-    def _observed_update(self) -> None:
+    def _timed_update(self) -> None:
         self._start, self._extension = spans.now(), ""
         with self._within():
             self._update()
@@ -79,37 +79,37 @@ class Observation:
 
     def _end(self) -> None:
         if self._start is not None:
-            self.turn_to("")
-            self.tell()
+            self._switch_to("")
+            self.flush()
             number = {"iteration": self._updater.iteration}
             spans.add("iteration", self._start, self._updated, spans.MAIN, number)
             self._start = None
 
 
-class _ObservedTrigger:
-    """A trigger that calls functions whenever it is asked and whenever it fires."""
+class _NotifyingTrigger:
+    """A trigger that calls functions before it is evaluated and when it fires."""
 
     def __init__(
         self,
         trigger: Any,
-        when_it_is_asked: Callable[[], None],
-        when_it_fires: Callable[[], None] = lambda: None,
+        before: Callable[[], None],
+        on_fire: Callable[[], None] = lambda: None,
     ) -> None:
-        self._trigger, self._when_it_is_asked = trigger, when_it_is_asked
-        self._when_it_fires = when_it_fires
+        self._trigger, self._before = trigger, before
+        self._on_fire = on_fire
 
     def __call__(self, trainer: Any) -> Any:
-        self._when_it_is_asked()
+        self._before()
         fires = self._trigger(trainer)
         if fires:
-            self._when_it_fires()
+            self._on_fire()
         return fires
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trigger, name)
 
 
-def _observe_batches_of(kind: type) -> None:
+def _time_batches_of(kind: type) -> None:
     # Patch the class, because copies of an object would inherit a patched attribute.
     owner: Any = next(base for base in kind.__mro__ if "next" in vars(base))
     if owner not in _iterators:
@@ -117,7 +117,7 @@ def _observe_batches_of(kind: type) -> None:
         owner.next = spans.spanned("data")(owner.next)
 
 
-def _observed_converter(converter: Any) -> Any:
+def _timed_converter(converter: Any) -> Any:
     @chainer.dataset.converter()
     def convert(batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
         with spans.span("convert"):
