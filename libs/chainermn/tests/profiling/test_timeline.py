@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -294,12 +294,22 @@ def test_a_wrong_window_in_the_environment(wrong: str) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_ranks_that_are_asked_for_different_files(shared_tmp_path: Path) -> None:
+@pytest.mark.parametrize(("variable", "values"), [(VARIABLE, "ab"), (ITERATIONS, ["1-2", "2-1"])])
+def test_ranks_that_are_asked_for_different_timelines(
+    variable: str, values: Sequence[str]
+) -> None:
     from mpi4py import MPI
 
-    file = str(shared_tmp_path / f"{MPI.COMM_WORLD.rank}.json")
-    refused = pytest.raises(ValueError, match=r"create_communicator.*CHAINERMN_TIMELINE")
-    with environment(**{VARIABLE: file}), refused:
+    asked = {VARIABLE: "file", variable: values[MPI.COMM_WORLD.rank]}
+    refused = pytest.raises(ValueError, match=f"create_communicator.*{variable}=")
+    with environment(**asked), refused:
+        chainermn.create_communicator()
+
+
+@pytest.mark.mpi(1)
+def test_a_wrong_window_of_a_job() -> None:
+    refused = pytest.raises(ValueError, match="as in 100-120, got '2-1'")
+    with environment(**{VARIABLE: "file", ITERATIONS: "2-1"}), refused:
         chainermn.create_communicator()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,6 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.registry import class_named, default_on_cpu, register, registered
 from chainermn.process.cores import divide_cores
 from chainermn.process.memory import keep_freed_memory
-from chainermn.profiling.settings import VARIABLE as TIMELINE
-from chainermn.profiling.settings import Settings
 from chainermn.transport.gpu.available import any_rank_has_gpu, why_not_one_each
 from chainermn.transport.gpu.cuda_awareness import VARIABLE as CUDA_AWARE
 from chainermn.transport.gpu.cuda_awareness import is_cuda_aware
@@ -105,10 +104,9 @@ def create_communicator(
         arguments = f"{communicator_name!r}, allreduce_grad_dtype={allreduce_grad_dtype!r}"
         if is_cuda_aware():
             arguments += f", {CUDA_AWARE}=1"
-        timeline = Settings.from_environment()
-        if timeline is not None:
-            arguments += f", {TIMELINE}: {timeline!r}"
-        check_equal(mpi_comm, arguments, "create_communicator")
+        variables = sorted(f"{name}={value}" for name, value in os.environ.items() if value)
+        timeline = [each for each in variables if each.startswith("CHAINERMN_TIMELINE")]
+        check_equal(mpi_comm, ", ".join([arguments, *timeline]), "create_communicator")
         topology = Topology.of(mpi_comm)
         if communicator_name is None:
             lacking = why_not_one_each(mpi_comm, topology)
@@ -123,10 +121,10 @@ def create_communicator(
         )
         divide_cores(mpi_comm, topology.inter_rank)
         keep_freed_memory()
-        if timeline is not None:
+        if timeline:
             from chainermn.profiling.timeline_file import record_job
 
-            record_job(mpi_comm, timeline)
+            record_job(mpi_comm)
     return communicator
 
 

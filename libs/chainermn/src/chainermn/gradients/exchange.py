@@ -203,7 +203,7 @@ class GradientExchange:
             return GradientExchange(mpi_comm, self.topology, transports, self.algorithm, group)
 
         self.has_duplicates = True
-        return Duplicate(self.mpi_comm, make)
+        return Duplicate(self.mpi_comm, make, GradientExchange.free)
 
     def free(self) -> None:
         """Release the reducers and the transports. Collective."""

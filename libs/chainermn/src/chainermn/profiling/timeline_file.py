@@ -153,20 +153,24 @@ def record_timeline(
     timeline.write()
 
 
-def record_job(mpi_comm: MPI.Intracomm, settings: Settings) -> None:
-    """Record the whole job, as its environment asks. Collective.
+def record_job(mpi_comm: MPI.Intracomm) -> None:
+    """Record the whole job if its environment, which must be equal on all ranks, asks for it.
 
-    Recording starts when the first communicator of all ranks is created.
+    Collective. Recording starts when the first communicator of all ranks is created.
 
     Parameters
     ----------
     mpi_comm : mpi4py.MPI.Intracomm
         Communicator that is being created.
-    settings : Settings
-        Settings, which must be equal on all ranks.
+
+    Raises
+    ------
+    ValueError
+        If the variables are not valid.
     """
     global _timeline_of_job
-    if _timeline_of_job is not None:
+    settings = Settings.from_environment()
+    if settings is None or _timeline_of_job is not None:
         return
     world = load_mpi().COMM_WORLD
     if mpi_comm.size < world.size:

@@ -8,20 +8,13 @@ first frees those that all ranks have given back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class Freeable(Protocol):
-    """An object that uses a communicator."""
-
-    def free(self) -> None:
-        """Release everything except the communicator. Collective."""
-
-
-T = TypeVar("T", bound=Freeable)
+T = TypeVar("T")
 
 # In order of creation, which is the same on all ranks for duplicates of the same communicator.
 _duplicates: list[Duplicate[Any]] = []
@@ -31,11 +24,17 @@ class Duplicate(Generic[T]):
     """An object with a private duplicate of a communicator. Creating one is collective.
 
     ``make`` takes the duplicate of ``original`` and returns the object, which becomes `made`.
+    ``free`` releases everything that the object has except the communicator, and is collective.
     """
 
-    def __init__(self, original: MPI.Intracomm, make: Callable[[MPI.Intracomm], T]) -> None:
+    def __init__(
+        self,
+        original: MPI.Intracomm,
+        make: Callable[[MPI.Intracomm], T],
+        free: Callable[[T], None] | None,
+    ) -> None:
         _free_returned(original)
-        self._original = original
+        self._original, self._free_made = original, free
         self._mpi_comm = original.Dup()
         self._is_returned = False
         self.made = make(self._mpi_comm)
@@ -46,7 +45,8 @@ class Duplicate(Generic[T]):
         self._is_returned = True
 
     def _free(self) -> None:
-        self.made.free()
+        if self._free_made is not None:
+            self._free_made(self.made)
         self._mpi_comm.Free()
         _duplicates.remove(self)
 

@@ -20,9 +20,9 @@ class Peers:
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self._group = Group(mpi_comm)
         with self.waiting("a timeline"):
-            self._duplicate = Duplicate(mpi_comm, _Hosts)
+            self._duplicate = Duplicate(mpi_comm, lambda own: own, free=None)
+            self.hosts: list[str] = self._duplicate.made.allgather(host_name())
         self.rank = mpi_comm.rank
-        self.hosts = self._duplicate.made.names
 
     def waiting(self, operation: str) -> waiting:
         """Mark collective calls for the watch."""
@@ -30,27 +30,16 @@ class Peers:
 
     def offset(self) -> Offset:
         """Compare this host's clock with the first one's. Collective."""
-        return clocks.measure(self._duplicate.made.mpi_comm, self.hosts)
+        return clocks.measure(self._duplicate.made, self.hosts)
 
     def gather(self, own: Any) -> list[Any] | None:
         """Return the values of all ranks on rank 0, and None elsewhere. Collective."""
-        return self._duplicate.made.mpi_comm.gather(own)
+        return self._duplicate.made.gather(own)
 
     def meet(self) -> None:
         """Wait for all ranks. Collective."""
-        self._duplicate.made.mpi_comm.barrier()
+        self._duplicate.made.barrier()
 
     def leave(self) -> None:
         """Stop making calls. Not collective."""
         self._duplicate.give_back()
-
-
-class _Hosts:
-    """The names of all ranks' hosts."""
-
-    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        self.mpi_comm = mpi_comm
-        self.names: list[str] = mpi_comm.allgather(host_name())
-
-    def free(self) -> None:
-        """Do nothing: this only holds the communicator."""
