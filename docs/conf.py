@@ -34,8 +34,8 @@ nb_execution_mode = "off"  # notebooks show what `nox -s notebooks` has stored i
 default_role = "py:obj"
 nitpicky = True
 nitpick_ignore_regex = [
-    # Types in docstrings are prose: "ndarray of shape (n,)".
-    ("py:class", r"(?!chainermn).*"),
+    # Types in docstrings are prose, as in "ndarray of shape (n,)", or of Python's modules.
+    ("py:(class|exc)", r"(?!chainermn).*"),
 ]
 autodoc_typehints = "none"
 autodoc_inherit_docstrings = False

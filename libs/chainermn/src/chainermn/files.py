@@ -46,12 +46,10 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
 
     Examples
     --------
-    >>> from pathlib import Path
-    >>> from chainermn.files import atomic_write
     >>> if comm.rank == 0:
-    ...     with atomic_write("scores.json") as file:
+    ...     with chainermn.files.atomic_write("scores.json") as file:
     ...         n = file.write("[0.9, 0.8]")
-    ...     print(Path("scores.json").read_text())
+    ...     print(chainermn.files.read_text("scores.json"))
     [0.9, 0.8]
     """
     path = Path(path)
@@ -92,7 +90,7 @@ def open_regular(
     most : int, optional
         Largest allowed size in bytes.
     buffering : int
-        Buffering, as in Python's `open`.
+        Buffering, as in Python's ``open``.
 
     Raises
     ------
@@ -100,6 +98,12 @@ def open_regular(
         If there is no such file.
     ValueError
         If it is a pipe or a device, which may never end, or if it is larger.
+
+    Examples
+    --------
+    >>> chainermn.files.open_regular("/dev/zero")
+    Traceback (most recent call last):
+    ValueError: /dev/zero: expected a regular file, got a pipe or a device
     """
 
     def open_at_once(name: str, flags: int) -> int:
@@ -117,7 +121,16 @@ def open_regular(
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
-    """Return the content of a file of at most ``most`` bytes; it raises like `open_regular`."""
+    """Return the content of a file of at most ``most`` bytes; it raises like `open_regular`.
+
+    Examples
+    --------
+    >>> with chainermn.files.atomic_write("weights", "wb") as file:
+    ...     n = file.write(bytes(8))
+    >>> chainermn.files.read_bytes("weights", most=4)
+    Traceback (most recent call last):
+    ValueError: weights: expected at most 4 bytes, got 8
+    """
     with open_regular(path, most) as file:
         return file.read()
 
@@ -129,6 +142,13 @@ def read_text(path: str | os.PathLike[str], most: int = 1 << 26) -> str:
     ------
     OSError, ValueError
         For the reasons of `open_regular`, or if the file is not UTF-8.
+
+    Examples
+    --------
+    >>> with chainermn.files.atomic_write("names.txt") as file:
+    ...     n = file.write("cat dog")
+    >>> chainermn.files.read_text("names.txt").split()
+    ['cat', 'dog']
     """
     try:
         return read_bytes(path, most).decode()
@@ -154,6 +174,13 @@ def read_lines(
     ------
     ValueError
         If a line is longer, before the rest of it is read.
+
+    Examples
+    --------
+    >>> import io
+    >>> list(chainermn.files.read_lines(io.BytesIO(b"a few words"), "text", most=5))
+    Traceback (most recent call last):
+    ValueError: text:1: expected a line of at most 5 bytes
     """
     pieces = iter(functools.partial(lines.readline, most + 1), b"")
     for number, line in enumerate(pieces, 1):
@@ -177,6 +204,16 @@ def open_tar(file: BinaryIO) -> tarfile.TarFile:
         negative size, which some releases of Python read again and again, and large extended
         headers, for which Python before 3.11.10 and 3.12.6 needs quadratic time. Other errors
         are possible.
+
+    Examples
+    --------
+    >>> import tarfile
+    >>> if comm.rank == 0:
+    ...     with tarfile.open("images.tar", "w") as tar:
+    ...         tar.addfile(tarfile.TarInfo("cat.jpg"))
+    ...     with chainermn.files.open_regular("images.tar") as file:
+    ...         print(chainermn.files.open_tar(file).getnames())
+    ['cat.jpg']
     """
     return _Archive(file)
 
@@ -253,12 +290,25 @@ def read_json(path: str | os.PathLike[str], form: object, most: int = 1 << 26) -
         If there is no such file.
     ValueError
         If it is not JSON, has another form, or contains NaN or Infinity.
+
+    Examples
+    --------
+    >>> with chainermn.files.atomic_write("best.json") as file:
+    ...     n = file.write('{"epoch": 3, "scores": [0.9, 0.8]}')
+    >>> chainermn.files.read_json("best.json", {"epoch": int, "scores": [float]})
+    {'epoch': 3, 'scores': [0.9, 0.8]}
     """
     return parse_json(read_bytes(path, most), path, form)
 
 
 def parse_json(content: bytes, name: str | os.PathLike[str], form: object) -> Any:
-    """Return the content of JSON after checking its form; see `read_json`."""
+    """Return the content of JSON after checking its form; see `read_json`.
+
+    Examples
+    --------
+    >>> chainermn.files.parse_json(b"[1, 2]", "numbers", [int])
+    [1, 2]
+    """
 
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not a number")
@@ -294,6 +344,12 @@ def check_form(value: Any, form: Any, name: str, *place: str | int) -> None:
     ------
     ValueError
         If the value has another form.
+
+    Examples
+    --------
+    >>> chainermn.files.check_form({"hosts": ["a", 2]}, {"hosts": [str]}, "job")
+    Traceback (most recent call last):
+    ValueError: job: 'hosts'[1]: expected a string, got 2
     """
 
     def check(is_right: bool, expected: str) -> None:
