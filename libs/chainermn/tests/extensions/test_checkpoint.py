@@ -21,14 +21,6 @@ from chainermn.testing.mpiexec import Job, run_job
 HERE = Path(__file__).parent
 
 
-@pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(HERE)
-    import training
-
-    return training
-
-
 def counter(value: float = 0) -> chainer.Link:
     link = chainer.Link()
     with link.init_scope():

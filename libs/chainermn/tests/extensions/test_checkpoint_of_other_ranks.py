@@ -18,18 +18,9 @@ from chainer.training import extensions
 import chainermn
 from chainermn.extensions import create_multi_node_checkpointer
 
-HERE = Path(__file__).parent
 WRITERS = 3
 #: How many ranks resume, in a world of four.
 READERS = pytest.mark.parametrize("readers", [2, 4, 1])
-
-
-@pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(HERE)
-    import training
-
-    return training
 
 
 @contextlib.contextmanager

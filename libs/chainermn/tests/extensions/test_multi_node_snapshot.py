@@ -14,16 +14,6 @@ from chainer.training import extensions
 import chainermn
 from chainermn.extensions import multi_node_snapshot
 
-HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(HERE)
-    import training
-
-    return training
-
 
 @pytest.mark.mpi(4)
 @pytest.mark.parametrize(

@@ -12,16 +12,6 @@ import pytest
 import chainermn
 from chainermn.extensions import StepSeed
 
-HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(HERE)
-    import training
-
-    return training
-
 
 def drawn(
     training: Any, comm: Any, out: Path, iterations: int, seed: int, file: Any = None

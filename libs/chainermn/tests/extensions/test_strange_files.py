@@ -28,14 +28,6 @@ REFUSAL = (
 
 
 @pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(HERE)
-    import training
-
-    return training
-
-
-@pytest.fixture
 def strange_files(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(HERE)
     import strange_files

@@ -14,16 +14,7 @@ import pytest
 
 from chainermn.extensions import BestModel
 
-HERE = Path(__file__).parent
 VALUES = (0.5, math.nan, 0.7, 0.7, 0.6)
-
-
-@pytest.fixture
-def trainers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(HERE)
-    import trainers
-
-    return trainers
 
 
 def train(trainers: Any, out: Path, values: Any, **arguments: Any) -> Any:

@@ -12,16 +12,6 @@ import pytest
 
 from chainermn.extensions import TensorBoardReport
 
-HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def trainers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(HERE)
-    import trainers
-
-    return trainers
-
 
 def scalars(folder: Path) -> list[tuple[str, int, float]]:
     """Return the name, step and value of every scalar in a folder, oldest file first."""

@@ -13,8 +13,6 @@ from chainer.training import make_extension
 from chainermn.extensions import Throughput
 from chainermn.extensions.reports import throughput
 
-HERE = Path(__file__).parent
-
 
 class Clock:
     """A clock that advances only when a test says so."""
@@ -30,14 +28,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(throughput, "time", clock)
     return clock
-
-
-@pytest.fixture
-def trainers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(HERE)
-    import trainers
-
-    return trainers
 
 
 def make_trainer(trainers: Any, clock: Clock, out: Path, epochs: int, reporter: Any) -> Any:
