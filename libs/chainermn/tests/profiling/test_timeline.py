@@ -16,9 +16,9 @@ import pytest
 import chainermn
 from chainermn import spans
 from chainermn.extensions import Timeline, create_multi_node_checkpointer
-from chainermn.profiling.settings import ITERATIONS, LAYERS, VARIABLE, Settings
 from chainermn.profiling.timeline import recording, trace
 from chainermn.profiling.timeline.clocks import Clock, Offset
+from chainermn.profiling.timeline_file import ITERATIONS, LAYERS, VARIABLE, Settings
 from chainermn.spans import MAIN, Span
 
 STEP = ["data", "convert", "forward", "backward", "multi_node_mean_grad", "optimizer"]

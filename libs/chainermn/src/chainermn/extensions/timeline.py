@@ -13,8 +13,7 @@ from chainer.training.extension import Extension
 
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.profiling.settings import Settings
-from chainermn.profiling.timeline_file import TimelineFile
+from chainermn.profiling.timeline_file import Settings, TimelineFile
 
 
 class Timeline(Extension):

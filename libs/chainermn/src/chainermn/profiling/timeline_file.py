@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,6 @@ from chainermn import failures, spans
 from chainermn.agreement import run_on_root
 from chainermn.gradients.parameters import is_on_gpu
 from chainermn.profiling.layers import layer_spans
-from chainermn.profiling.settings import VARIABLE, Settings
 from chainermn.profiling.timeline import trace
 from chainermn.profiling.timeline.gpu_streams import GpuStreams
 from chainermn.profiling.timeline.recording import Recording
@@ -26,8 +27,53 @@ from chainermn.transport.host.mpi import load_mpi
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+#: File to write. If this variable is set, every job records a timeline.
+VARIABLE = "CHAINERMN_TIMELINE"
+#: If this is 1, timelines include the layers of the model.
+LAYERS = "CHAINERMN_TIMELINE_LAYERS"
+#: The first and the last iteration to record, as in ``100-120``.
+ITERATIONS = "CHAINERMN_TIMELINE_ITERATIONS"
+
 _timeline_of_job: TimelineFile | None = None
 _until_the_end = contextlib.ExitStack()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to record, and where to write it.
+
+    Raises ValueError if the window is not valid.
+    """
+
+    path: str
+    with_layers: bool = False
+    window: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and not 1 <= self.window[0] <= self.window[1]:
+            raise ValueError(
+                "iterations must be the first and the last iteration to record, counted from 1, "
+                f"got {self.window}"
+            )
+
+    @classmethod
+    def from_environment(cls) -> Settings | None:
+        """Return the settings from the environment; None if it does not ask for a timeline.
+
+        Raises ValueError if its variables are not valid.
+        """
+        path = os.environ.get(VARIABLE)
+        if not path:
+            return None
+        iterations = os.environ.get(ITERATIONS, "")
+        found = re.fullmatch(r"(\d+)-(\d+)", iterations)
+        if iterations and not (found and 1 <= int(found[1]) <= int(found[2])):
+            raise ValueError(
+                f"{ITERATIONS} must be the first and the last iteration to record, as in 100-120, "
+                f"got {iterations!r}"
+            )
+        window = (int(found[1]), int(found[2])) if found else None
+        return cls(path, os.environ.get(LAYERS, "0") not in ("", "0"), window)
 
 
 class TimelineFile:
