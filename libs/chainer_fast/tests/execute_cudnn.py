@@ -7,7 +7,7 @@ import sys
 import cudnn
 from plan_cudnn import H200, problems
 
-from chainer_compat.cudnn import graphs
+from chainer_fast.cudnn import graphs
 
 # The compiled execute_cudnn.c, which the frontend has loaded as cuDNN.
 library = ctypes.CDLL(sys.argv[1])

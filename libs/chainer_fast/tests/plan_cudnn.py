@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import cudnn
 import numpy as np
 
-from chainer_compat.cudnn import graphs, normalization
+from chainer_fast.cudnn import graphs, normalization
 
 H200 = {
     "deviceName": "NVIDIA H200",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 
-from chainer_compat.repairs import bandwidth
+from chainer_fast.repairs import bandwidth
 
 C_TYPES = {"float32": "float", "float16": "_Float16"}
 SHAPE = (3, 64, 57, 64)  # more than WORTHWHILE_BYTES, even in float16
@@ -104,9 +104,9 @@ def test_results_are_those_of_numpy(dtype, launched, repaired):
     np.testing.assert_array_equal(gradient.forward_gpu((gy,))[0], np.where(x > 0, gy, 0))
     np.testing.assert_array_equal(repaired.Add().forward((x, gy))[0], x + gy)
     assert launched == [
-        "chainer_compat_relu",
-        "chainer_compat_relu_gradient",
-        "chainer_compat_add",
+        "chainer_fast_relu",
+        "chainer_fast_relu_gradient",
+        "chainer_fast_add",
     ]
     assert relu.retained == (0,)
 

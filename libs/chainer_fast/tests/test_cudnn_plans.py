@@ -1,6 +1,6 @@
 """The real cuDNN accepts our graphs and plans them for an H200, without any GPU.
 
-Needs nvidia-cudnn-frontend, cuDNN and cuBLAS: `pip install './libs/chainer_compat[cudnn13]'`.
+Needs nvidia-cudnn-frontend, cuDNN and cuBLAS: `pip install './libs/chainer_fast[cudnn13]'`.
 Nothing is run: cuDNN chooses and finalizes its engines from the properties of a device.
 """
 
@@ -40,7 +40,7 @@ def libraries(tmp_path_factory):
     """Return a library path with a CUDA driver, or a stand-in for one."""
     for what, names in NEEDED.items():
         if not any(map(is_installed, names)):
-            pytest.skip(f"needs {what}: pip install './libs/chainer_compat[cudnn13]'")
+            pytest.skip(f"needs {what}: pip install './libs/chainer_fast[cudnn13]'")
     given = os.environ.get("LD_LIBRARY_PATH", "")
     try:
         ctypes.CDLL("libcuda.so.1")

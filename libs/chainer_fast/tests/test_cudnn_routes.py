@@ -16,9 +16,9 @@ import pytest
 from chainer.functions.connection import convolution_2d, deconvolution_2d
 from chainer.functions.normalization import batch_normalization
 
-from chainer_compat.cudnn import graphs, normalization
-from chainer_compat.cudnn import runner as runners
-from chainer_compat.repairs import cudnn as routes
+from chainer_fast.cudnn import graphs, normalization
+from chainer_fast.cudnn import runner as runners
+from chainer_fast.repairs import cudnn as routes
 
 TOLERANCES = {"float16": 1e-2, "float32": 2e-5}
 CONVOLUTIONS = {"conv_fprop", "conv_dgrad", "conv_wgrad"}

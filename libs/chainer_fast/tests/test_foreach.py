@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 
-from chainer_compat.foreach import Calls, Later
-from chainer_compat.repairs import launches, waits
+from chainer_fast.foreach import Calls, Later
+from chainer_fast.repairs import launches, waits
 
 C_TYPES = {
     "bool": "bool",

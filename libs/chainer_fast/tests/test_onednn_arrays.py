@@ -11,7 +11,7 @@ import pytest
 from chainer import optimizers, serializers
 from chainer.backends import intel64
 
-from chainer_compat.onednn import library
+from chainer_fast.onednn import library
 
 pytestmark = pytest.mark.skipif(bool(library.why_not()), reason=library.why_not())
 

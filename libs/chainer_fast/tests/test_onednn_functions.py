@@ -8,7 +8,7 @@ import pytest
 from chainer import testing
 from chainer.backends import intel64
 
-from chainer_compat.onednn import library
+from chainer_fast.onednn import library
 
 pytestmark = pytest.mark.skipif(bool(library.why_not()), reason=library.why_not())
 DIFFERENT = {"rtol": 1e-5, "atol": 1e-5}

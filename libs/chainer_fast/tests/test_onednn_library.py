@@ -15,8 +15,8 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from chainer_compat.onednn import layouts, library, openmp, operations, primitives
-from chainer_compat.onednn.operations import Window
+from chainer_fast.onednn import layouts, library, openmp, operations, primitives
+from chainer_fast.onednn.operations import Window
 
 needs_onednn = pytest.mark.skipif(bool(library.why_not()), reason=library.why_not())
 W = np.random.default_rng(0).normal(size=(16, 16, 3, 3)).astype("f")
@@ -63,11 +63,11 @@ def test_a_real_ideep4py_goes_first(python, tmp_path):
 def broken(place):
     """Return code to run before importing Chainer; it makes oneDNN unavailable."""
     lines = {
-        "not installed": "from chainer_compat.onednn import library\n"
+        "not installed": "from chainer_fast.onednn import library\n"
         "library.DISTRIBUTION = 'no-such-distribution'",
-        "no OpenMP": "from chainer_compat.onednn import openmp\n"
+        "no OpenMP": "from chainer_fast.onednn import openmp\n"
         "openmp.DISTRIBUTION = 'no-such-distribution'",
-        "no file": "from chainer_compat.onednn import openmp\nopenmp.FILE = 'nothing.so'",
+        "no file": "from chainer_fast.onednn import openmp\nopenmp.FILE = 'nothing.so'",
         "unreadable": "import ctypes\nload = ctypes.CDLL\n"
         "def refuse(name, *rest):\n"
         "    if 'dnnl' in str(name): raise OSError('wrong ELF class')\n"
@@ -195,8 +195,8 @@ def test_openmp_says_how_many_threads_compute(number, x, threads):
 THREADS = """
 import os
 import numpy
-from chainer_compat.onednn import openmp
-from chainer_compat.onednn.matrices import product
+from chainer_fast.onednn import openmp
+from chainer_fast.onednn.matrices import product
 
 def n_threads():
     return len(os.listdir("/proc/self/task"))
@@ -219,7 +219,7 @@ print(n_threads() - before, openmp.max_threads())
     ],
 )
 def test_so_many_threads_are_started(code, environment, expected, python):
-    load = "from chainer_compat.onednn import library; library.load(); "
+    load = "from chainer_fast.onednn import library; library.load(); "
     script = THREADS.format(code=load + code)
     # BLAS has no threads that may start or end meanwhile.
     found = python(script, OMP_NUM_THREADS=environment, OPENBLAS_NUM_THREADS="1")
@@ -239,7 +239,7 @@ else:
 @needs_onednn
 @pytest.mark.parametrize("nonsense", ["", "abc", "99999999999"])
 def test_a_number_of_threads_that_is_none_starts_as_many_as_cores(nonsense, python):
-    load = "from chainer_compat.onednn import library, openmp; library.load()\n"
+    load = "from chainer_fast.onednn import library, openmp; library.load()\n"
     found = python(load + IN_TWO_PROCESSES, OMP_NUM_THREADS=nonsense)
     assert found == f"1 {len(os.sched_getaffinity(0))}"
 
@@ -275,7 +275,7 @@ def files_named_after(pid):
 USES = """
 import os, sys
 import numpy
-from chainer_compat.onednn.matrices import product
+from chainer_fast.onednn.matrices import product
 
 a = numpy.ones((256, 256), "f")
 product(a, a)
@@ -301,7 +301,7 @@ def test_the_openmp_of_another_package_may_be_there_already(python, tmp_path):
 import ctypes
 other = ctypes.CDLL({copy!r})
 assert other.omp_get_max_threads() == 2
-from chainer_compat.onednn import library, openmp
+from chainer_fast.onednn import library, openmp
 library.load()
 openmp.set_threads(1)
 print(other.omp_get_max_threads(), openmp.max_threads())
@@ -312,7 +312,7 @@ print(other.omp_get_max_threads(), openmp.max_threads())
 INTERRUPTED = """
 import signal
 import numpy
-from chainer_compat.onednn.matrices import product
+from chainer_fast.onednn.matrices import product
 
 signals = []
 signal.signal(signal.SIGALRM, lambda *_: signals.append(None))

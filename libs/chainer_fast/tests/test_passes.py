@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chainer_compat.registry import REPAIRS
-from chainer_compat.repairs import passes
+from chainer_fast.repairs import passes
 
 SAVING_COPIES = [repair.name for repair in REPAIRS if repair.fault is passes.copies_are_made]
 POOLINGS = [

@@ -10,7 +10,7 @@ import pytest
 from chainer.backends import intel64
 
 import chainermn
-from chainer_compat.onednn import library
+from chainer_fast.onednn import library
 
 pytestmark = [
     pytest.mark.mpi(1, 2, 3),

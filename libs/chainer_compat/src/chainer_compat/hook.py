@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Finder:
-    """Finds our ``chainermn`` and ``ideep4py``, and wraps the loaders of modules to repair."""
+    """Finds ``chainermn`` and ``ideep4py``, and wraps the loaders of modules to repair."""
 
     def __init__(self) -> None:
         # The names of the modules to repair join this set when Chainer is first imported.

@@ -1,5 +1,6 @@
 """The finder's work once a program imports Chainer or ChainerMN."""
 
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -34,16 +35,21 @@ def find_chainermn() -> ModuleSpec | None:
 
 
 def repaired_modules() -> frozenset[str]:
-    """Return the names of Chainer's modules in the table of repairs."""
-    from chainer_compat.registry import REPAIRS
+    """Return the names of Chainer's modules in the tables of repairs."""
+    from chainer_compat.registry import all_repairs
 
-    return frozenset(repair.module for repair in REPAIRS)
+    return frozenset(repair.module for repair in all_repairs())
 
 
-def find_ideep4py(us: object, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec:
-    """Find the real module ``ideep4py``, or ours if there is none."""
+def find_ideep4py(
+    us: object, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    """Find the real module ``ideep4py``, or that of ``chainer_fast`` if there is none."""
     name = "ideep4py"
-    return _find(us, name, path, target) or ModuleSpec(name, StandInLoader())
+    fast = importlib.util.find_spec("chainer_fast")
+    folders = fast.submodule_search_locations or () if fast else ()
+    ours = [os.path.join(folder, "stand_ins") for folder in folders]
+    return _find(us, name, path, target) or PathFinder.find_spec(name, ours)
 
 
 def find_repaired(
@@ -66,38 +72,6 @@ def _find(
             if spec is not None:
                 return spec
     return None
-
-
-class StandInLoader(Loader):
-    """Loads ``chainer_compat.ideep4py`` under the name ``ideep4py``."""
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return an empty module."""
-        return ModuleType(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Fill the module with the names of ours.
-
-        Raises
-        ------
-        ImportError
-            If oneDNN is not installed or cannot be loaded. The message says what to do.
-        """
-        from chainer_compat.onednn import library
-
-        try:
-            library.load()
-        except ImportError as error:
-            if library.is_installed():
-                # Not a warning, because Chainer must import even if warnings are errors.
-                sys.stderr.write(f"chainer_compat: {error}. Chainer computes without oneDNN\n")
-            raise
-        from chainer_compat import ideep4py
-
-        vars(module).update(
-            (name, value) for name, value in vars(ideep4py).items() if name[:2] != "__"
-        )
-        module.__version__ = ideep4py.__version__  # type: ignore[attr-defined]
 
 
 class RepairingLoader(Loader):

@@ -1,5 +1,7 @@
-"""The table of repairs, and the function that applies them."""
+"""The table of repairs, and the function that applies it and that of ``chainer_fast``."""
 
+import functools
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -7,21 +9,14 @@ from typing import Literal
 
 from chainer_compat import settings
 from chainer_compat.repairs import (
-    bandwidth,
-    cudnn,
     cupy14,
     deprecations,
-    ideep,
-    launches,
     libraries,
     mnist,
     nep50,
     numpy2,
-    passes,
     serializers,
     setuptools82,
-    starting,
-    waits,
     workers,
 )
 
@@ -72,6 +67,19 @@ class Repair:
         return ("active", self.cause) if fault else ("not needed", f"not so here: {self.cause}")
 
 
+@functools.cache
+def accelerations() -> ModuleType | None:
+    """Return the registry of ``chainer_fast``, or None if that is not installed."""
+    is_there = importlib.util.find_spec("chainer_fast")
+    return importlib.import_module("chainer_fast.registry") if is_there else None
+
+
+def all_repairs() -> tuple[Repair, ...]:
+    """Return the repairs of this package, then the table of ``chainer_fast``."""
+    fast = accelerations()
+    return (*REPAIRS, *fast.REPAIRS) if fast else REPAIRS
+
+
 def apply_repairs(module: ModuleType, when: When) -> int:
     """Apply the repairs that a module needs now, and return their number.
 
@@ -81,7 +89,7 @@ def apply_repairs(module: ModuleType, when: When) -> int:
         If a repair fails. The message names the repair and says how to skip it.
     """
     count = 0
-    for repair in REPAIRS:
+    for repair in all_repairs():
         if repair.module != module.__name__ or repair.when != when:
             continue
         try:
@@ -90,7 +98,7 @@ def apply_repairs(module: ModuleType, when: When) -> int:
                 count += 1
         except Exception as error:
             raise RuntimeError(
-                f"chainer_compat could not apply its repair {repair.name!r} to "
+                f"chainer_compat could not apply the repair {repair.name!r} to "
                 f"{repair.module} (it is made for Chainer 7.8.1): {error}. "
                 f"CHAINER_COMPAT_SKIP={repair.name} leaves it out."
             ) from error
@@ -264,7 +272,7 @@ REPAIRS = (
         "sparse-matmul-float16",
         "chainer.functions.math.sparse_matmul",
         "scipy.sparse has no float16",
-        starting.has_scipy,
+        libraries.has_scipy,
         libraries.multiply_in_float32,
     ),
     Repair(
@@ -299,108 +307,12 @@ REPAIRS = (
         libraries.provide_mapping,
         "before",
     ),
-    *(
-        Repair(
-            f"scipy-when-used-by-{module.rpartition('.')[2]}",
-            f"chainer.{module}",
-            f"scipy.{part} is slow to import, and most programs never use it",
-            starting.has_scipy,
-            starting.scipy_when_used(part),
-            "before",
-        )
-        for module, part in starting.USERS_OF_SCIPY.items()
-    ),
     Repair(
         "mnist-mirrors",
         "chainer.dataset.download",
         "yann.lecun.com no longer serves MNIST",
         mnist.is_no_longer_served,
         mnist.fetch_from_mirrors,
-    ),
-    Repair(
-        "onednn-default",
-        "chainer",
-        "use_ideep is 'auto' unless CHAINER_USE_IDEEP is set",
-        ideep.onednn_may_compute,
-        ideep.compute_with_onednn,
-    ),
-    Repair(
-        "onednn-device",
-        "chainer.backends._cpu",
-        "oneDNN's results are not a numpy.ndarray, which chainer.testing expects on @numpy",
-        ideep.onednn_is_there,
-        ideep.results_are_arrays_of_the_cpu,
-    ),
-    Repair(
-        "onednn-batch-normalization-axis",
-        "chainer.functions.normalization.batch_normalization",
-        "Chainer lets iDeep normalize by channel, whatever the axis is",
-        ideep.onednn_is_there,
-        ideep.only_by_channel,
-    ),
-    Repair(
-        "onednn-function-inputs",
-        "chainer.function_node",
-        "functions other than some of Chainer's own expect NumPy arrays",
-        ideep.onednn_is_there,
-        ideep.numpy_for_others,
-    ),
-    Repair(
-        "onednn-function-gradients",
-        "chainer.function",
-        "functions other than some of Chainer's own expect NumPy arrays",
-        ideep.onednn_is_there,
-        ideep.numpy_for_old_functions,
-    ),
-    Repair(
-        "max-pooling-copies",
-        "chainer.functions.pooling.max_pooling_nd",
-        "NumPy copies the image for each place in a window, and sorts through the copies",
-        passes.copies_are_made,
-        passes.pool_in_place,
-    ),
-    Repair(
-        "leaky-relu-copies",
-        "chainer.functions.activation.leaky_relu",
-        "NumPy gathers the negative elements, multiplies them, and puts them back",
-        passes.copies_are_made,
-        passes.multiply_once,
-    ),
-    Repair(
-        "batch-normalization-copies",
-        "chainer.functions.normalization.batch_normalization",
-        "NumPy computes the mean twice, and the result in three arrays of its size",
-        passes.copies_are_made,
-        passes.normalize_in_place,
-    ),
-    Repair(
-        "loss-scaling-waits",
-        "chainer.optimizer",
-        "the host waits for a GPU once for every parameter to learn whether gradients are finite",
-        cupy14.cupy_is_14,
-        waits.look_at_all_gradients_at_once,
-    ),
-    Repair(
-        "relu-bandwidth",
-        "chainer.functions.activation.relu",
-        "CuPy moves one element at a time, which uses a third of a GPU's bandwidth in float16",
-        cupy14.cupy_is_14,
-        bandwidth.relu_at_full_bandwidth,
-    ),
-    Repair(
-        "addition-bandwidth",
-        "chainer.functions.math.basic_math",
-        "CuPy moves one element at a time, which uses a third of a GPU's bandwidth in float16",
-        cupy14.cupy_is_14,
-        bandwidth.add_at_full_bandwidth,
-    ),
-    Repair(
-        "optimizer-launches",
-        "chainer.optimizer",
-        "optimizers launch one or more kernels per parameter, which takes the host longer than "
-        "the GPU",
-        cupy14.cupy_is_14,
-        launches.update_parameters_at_once,
     ),
     Repair(
         "cudnn-warning",
@@ -429,29 +341,5 @@ REPAIRS = (
         "atomicAdd is a template in CuPy 14",
         cupy14.cupy_is_14,
         cupy14.cast_hierarchical_softmax,
-    ),
-    Repair(
-        "cudnn-convolution",
-        "chainer.functions.connection.convolution_2d",
-        "CuPy 14 has no cuDNN",
-        cupy14.cupy_is_14,
-        cudnn.use_for_convolution,
-        option=settings.CUDNN,
-    ),
-    Repair(
-        "cudnn-deconvolution",
-        "chainer.functions.connection.deconvolution_2d",
-        "CuPy 14 has no cuDNN",
-        cupy14.cupy_is_14,
-        cudnn.use_for_deconvolution,
-        option=settings.CUDNN,
-    ),
-    Repair(
-        "cudnn-batch-normalization",
-        "chainer.functions.normalization.batch_normalization",
-        "CuPy 14 has no cuDNN",
-        cupy14.cupy_is_14,
-        cudnn.use_for_batch_normalization,
-        option=settings.CUDNN,
     ),
 )

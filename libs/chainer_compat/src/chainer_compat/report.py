@@ -8,23 +8,22 @@ from importlib import metadata
 from typing import Any
 
 from chainer_compat import hook, loading, registry, settings
-from chainer_compat.onednn import library
 
 
 def collect() -> dict[str, Any]:
     """Return versions, the location of chainermn, the state of oneDNN, and every repair."""
     cupy = metadata.packages_distributions().get("cupy", ["cupy"])
-    ours = ("chainer", "chainermn", "chainer-compat")
+    ours = ("chainer", "chainermn", "chainer-compat", "chainer-fast")
     names = (*ours, "numpy", *cupy, "nvidia-cudnn-frontend", "protobuf", "setuptools")
     # Import Chainer first, because only then is it known whether CuPy works.
-    chainer, hook_state = _chainer(), _hook()
+    chainer, hook_state, fast = _chainer(), _hook(), registry.accelerations()
     return {
         "versions": {"python": platform.python_version()} | {n: _version(n) for n in names},
         "hook": hook_state,
         "chainer": chainer,
         "chainermn": _chainermn(),
-        "onednn": _onednn(),
-        "repairs": [_repair(repair, hook_state) for repair in registry.REPAIRS],
+        "onednn": fast.onednn() if fast else "not used: chainer-fast is not installed",
+        "repairs": [_repair(repair, hook_state) for repair in registry.all_repairs()],
     }
 
 
@@ -90,11 +89,3 @@ def _chainermn() -> str:
     ours = loading.find_chainermn()
     is_ours = ours is not None and ours.origin == spec.origin
     return spec.origin if is_ours else f"{spec.origin} (Chainer's bundled copy)"
-
-
-def _onednn() -> str:
-    """Return oneDNN's version and whether Chainer uses it, or why it cannot."""
-    if problem := library.why_not():
-        return f"not used: {problem}"
-    config = getattr(sys.modules.get("chainer"), "config", None)
-    return f"{library.version()}, use_ideep is {getattr(config, 'use_ideep', None)!r}"

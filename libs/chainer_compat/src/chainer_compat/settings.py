@@ -2,8 +2,6 @@
 
 import os
 
-# ``CHAINER_COMPAT_CUDNN=1``: let cuDNN compute what it can, through nvidia-cudnn-frontend.
-CUDNN = "CHAINER_COMPAT_CUDNN"
 # ``CHAINER_COMPAT_MNIST=FOLDER-OR-URL``: get the files of MNIST only from there.
 MNIST = "CHAINER_COMPAT_MNIST"
 # ``CHAINER_COMPAT_TRUST_FILES=1``: read files as Chainer did, which can run code from them.

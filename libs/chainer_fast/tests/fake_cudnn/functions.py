@@ -1,13 +1,13 @@
 """A stand-in for cuDNN's own functions: called like C functions, on arrays in host memory.
 
-It knows only what `chainer_compat.cudnn.normalization` calls, and fails where cuDNN would.
+It knows only what `chainer_fast.cudnn.normalization` calls, and fails where cuDNN would.
 """
 
 import ctypes
 
 import numpy as np
 
-from chainer_compat.cudnn import normalization
+from chainer_fast.cudnn import normalization
 
 SUCCESS, BAD_PARAM = 0, 2000
 DTYPES = {0: np.dtype("f4"), 2: np.dtype("f2")}

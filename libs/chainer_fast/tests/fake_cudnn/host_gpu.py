@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from chainer_compat.cudnn import runner
+from chainer_fast.cudnn import runner
 
 
 class HostGpu(runner.Gpu):

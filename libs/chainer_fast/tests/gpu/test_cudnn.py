@@ -7,9 +7,9 @@ import pytest
 from chainer.functions.connection import convolution_2d, deconvolution_2d
 from chainer.functions.normalization import batch_normalization
 
-from chainer_compat.cudnn.normalization import the_normalizer
-from chainer_compat.cudnn.runner import the_runner
-from chainer_compat.repairs import cudnn as routes
+from chainer_fast.cudnn.normalization import the_normalizer
+from chainer_fast.cudnn.runner import the_runner
+from chainer_fast.repairs import cudnn as routes
 
 pytestmark = pytest.mark.gpu
 
@@ -206,8 +206,8 @@ def test_arrays_that_are_not_aligned(device, done):
 def test_the_variable_switches_it_on(device, done, python):
     code = """
 import chainer, chainer.links as L, numpy as np
-from chainer_compat.cudnn.normalization import the_normalizer
-from chainer_compat.cudnn.runner import the_runner
+from chainer_fast.cudnn.normalization import the_normalizer
+from chainer_fast.cudnn.runner import the_runner
 model = chainer.Sequential(L.Convolution2D(3, 8, 3), L.BatchNormalization(8))
 device = chainer.get_device("@cupy:0")
 device.use()

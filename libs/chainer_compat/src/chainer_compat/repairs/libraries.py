@@ -1,5 +1,6 @@
 """Changes in h5py 3, protobuf 4, SciPy and ONNX."""
 
+import contextlib
 import functools
 import importlib.util
 from types import ModuleType
@@ -24,6 +25,14 @@ def protobuf_has_no_generated_descriptors() -> bool:
 
 def onnx_has_no_mapping() -> bool:
     return importlib.util.find_spec("onnx.mapping") is None
+
+
+def has_scipy() -> bool:
+    # Importing it would take longer than everything else, at every import of Chainer.
+    with contextlib.suppress(ValueError):  # already loaded in an unusual way
+        if importlib.util.find_spec("scipy") is None:
+            raise ImportError("No module named 'scipy'")
+    return True
 
 
 def decode_strings(module: ModuleType) -> None:

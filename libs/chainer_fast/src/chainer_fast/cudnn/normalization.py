@@ -11,7 +11,7 @@ import ctypes
 import functools
 from typing import Any
 
-from chainer_compat.cudnn.runner import Runner, the_runner
+from chainer_fast.cudnn.runner import Runner, the_runner
 
 #: Dtype of everything that has one element per channel.
 STATISTICS = "float32"

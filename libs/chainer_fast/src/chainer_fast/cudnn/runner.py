@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from chainer_compat.cudnn import graphs
+from chainer_fast.cudnn import graphs
 
 # Plans per thread and device. A network for images of one size needs some dozens.
 PLANS_KEPT = 1024

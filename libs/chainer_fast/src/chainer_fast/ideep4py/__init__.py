@@ -5,13 +5,13 @@ Its last release does not install on any current Python. Where it is missing, ``
 gives the names of this package, with the signatures that Chainer uses.
 """
 
-from chainer_compat.ideep4py import batch_normalization as batchNormalization
-from chainer_compat.ideep4py import concatenation as concat
-from chainer_compat.ideep4py import convolution as convolution2D
-from chainer_compat.ideep4py import dropout, linear, relu
-from chainer_compat.ideep4py import local_response_normalization as localResponseNormalization
-from chainer_compat.ideep4py import pooling as pooling2D
-from chainer_compat.ideep4py.arrays import (
+from chainer_fast.ideep4py import batch_normalization as batchNormalization
+from chainer_fast.ideep4py import concatenation as concat
+from chainer_fast.ideep4py import convolution as convolution2D
+from chainer_fast.ideep4py import dropout, linear, relu
+from chainer_fast.ideep4py import local_response_normalization as localResponseNormalization
+from chainer_fast.ideep4py import pooling as pooling2D
+from chainer_fast.ideep4py.arrays import (
     array,
     basic_copyto,
     check_ndim,
@@ -22,11 +22,11 @@ from chainer_compat.ideep4py.arrays import (
     multi_add,
     wgt_array,
 )
-from chainer_compat.ideep4py.concatenation import intVector, mdarrayVector
-from chainer_compat.ideep4py.convolution import convolution2DParam
-from chainer_compat.ideep4py.local_response_normalization import localResponseNormalizationParam
-from chainer_compat.ideep4py.pooling import pooling2DParam
-from chainer_compat.onednn import library
+from chainer_fast.ideep4py.concatenation import intVector, mdarrayVector
+from chainer_fast.ideep4py.convolution import convolution2DParam
+from chainer_fast.ideep4py.local_response_normalization import localResponseNormalizationParam
+from chainer_fast.ideep4py.pooling import pooling2DParam
+from chainer_fast.onednn import library
 
 __all__ = [
     "array",

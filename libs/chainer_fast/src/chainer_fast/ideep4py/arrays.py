@@ -10,9 +10,9 @@ from typing import Any
 import numpy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from chainer_compat.onednn import openmp, operations
-from chainer_compat.onednn.layouts import FLOAT32, Layout, blocked
-from chainer_compat.onednn.primitives import Arg, Tensor
+from chainer_fast.onednn import openmp, operations
+from chainer_fast.onednn.layouts import FLOAT32, Layout, blocked
+from chainer_fast.onednn.primitives import Arg, Tensor
 
 _LITTLE = 1 << 17  # elements
 

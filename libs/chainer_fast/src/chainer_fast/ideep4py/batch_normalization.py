@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy
 
-from chainer_compat.ideep4py.arrays import array, in_blocks, mdarray, result
-from chainer_compat.onednn import operations
-from chainer_compat.onednn.primitives import Arg, Tensor
+from chainer_fast.ideep4py.arrays import array, in_blocks, mdarray, result
+from chainer_fast.onednn import operations
+from chainer_fast.onednn.primitives import Arg, Tensor
 
 
 def Forward(

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy
 
-from chainer_compat.ideep4py.arrays import mdarray
-from chainer_compat.onednn.layouts import blocked
-from chainer_compat.onednn.primitives import Tensor
+from chainer_fast.ideep4py.arrays import mdarray
+from chainer_fast.onednn.layouts import blocked
+from chainer_fast.onednn.primitives import Tensor
 
 
 class mdarrayVector(list[Any]):

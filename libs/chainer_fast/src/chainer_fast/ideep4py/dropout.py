@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-from chainer_compat.ideep4py.arrays import mdarray
+from chainer_fast.ideep4py.arrays import mdarray
 
 
 def Forward(x: mdarray, ratio: float) -> tuple[numpy.ndarray, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy
 
-from chainer_compat.ideep4py.arrays import mdarray
-from chainer_compat.onednn.matrices import product
+from chainer_fast.ideep4py.arrays import mdarray
+from chainer_fast.onednn.matrices import product
 
 
 def Forward(x: mdarray, W: mdarray, b: mdarray | None = None) -> numpy.ndarray:

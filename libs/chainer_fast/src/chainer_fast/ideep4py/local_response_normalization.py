@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from chainer_compat.ideep4py.arrays import mdarray, result
-from chainer_compat.onednn import operations
-from chainer_compat.onednn.layouts import blocked, channels_last
-from chainer_compat.onednn.primitives import Arg, Tensor
+from chainer_fast.ideep4py.arrays import mdarray, result
+from chainer_fast.onednn import operations
+from chainer_fast.onednn.layouts import blocked, channels_last
+from chainer_fast.onednn.primitives import Arg, Tensor
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import numpy
 
-from chainer_compat.ideep4py.arrays import mdarray, result
-from chainer_compat.ideep4py.windows import WindowParam
-from chainer_compat.onednn import operations
-from chainer_compat.onednn.operations import Window
-from chainer_compat.onednn.primitives import Arg
+from chainer_fast.ideep4py.arrays import mdarray, result
+from chainer_fast.ideep4py.windows import WindowParam
+from chainer_fast.onednn import operations
+from chainer_fast.onednn.operations import Window
+from chainer_fast.onednn.primitives import Arg
 
 
 @dataclass(frozen=True)

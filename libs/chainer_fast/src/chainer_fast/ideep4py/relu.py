@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy
 
-from chainer_compat.ideep4py.arrays import mdarray, result
-from chainer_compat.onednn import operations
-from chainer_compat.onednn.layouts import plain
-from chainer_compat.onednn.primitives import Arg, Tensor
+from chainer_fast.ideep4py.arrays import mdarray, result
+from chainer_fast.onednn import operations
+from chainer_fast.onednn.layouts import plain
+from chainer_fast.onednn.primitives import Arg, Tensor
 
 _CHUNK = 1 << 18  # elements
 

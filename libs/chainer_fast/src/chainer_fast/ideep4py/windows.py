@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chainer_compat.onednn.operations import Window
+from chainer_fast.onednn.operations import Window
 
 
 @dataclass(frozen=True)

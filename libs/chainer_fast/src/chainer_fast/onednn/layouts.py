@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import numpy
 
-from chainer_compat.onednn import library
-from chainer_compat.onednn.library import Dims, Handle
+from chainer_fast.onednn import library
+from chainer_fast.onednn.library import Dims, Handle
 
 _ANY, _BLOCKS_OF_8, _BLOCKS_OF_16 = 1, 102, 78
 _AVX512 = 0x27

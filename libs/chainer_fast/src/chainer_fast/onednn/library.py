@@ -11,7 +11,7 @@ from ctypes import POINTER, byref, c_char, c_float, c_int, c_int64, c_size_t, c_
 from importlib import metadata
 from pathlib import Path
 
-from chainer_compat.onednn import openmp, signals
+from chainer_fast.onednn import openmp, signals
 
 #: Distribution that contains the library: the extra `onednn`.
 DISTRIBUTION = "onednn-cpu-gomp"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy
 
-from chainer_compat.onednn import library
+from chainer_fast.onednn import library
 
 
 def product(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from typing import NamedTuple
 
-from chainer_compat.onednn.layouts import Layout, any_layout, plain
-from chainer_compat.onednn.library import Dims, Handle
-from chainer_compat.onednn.primitives import Arg, Primitive, describe, kept, operand
+from chainer_fast.onednn.layouts import Layout, any_layout, plain
+from chainer_fast.onednn.library import Dims, Handle
+from chainer_fast.onednn.primitives import Arg, Primitive, describe, kept, operand
 
 Shape = tuple[int, ...]
 

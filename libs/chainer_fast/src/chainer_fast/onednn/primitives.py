@@ -10,9 +10,9 @@ from enum import IntEnum
 
 import numpy
 
-from chainer_compat.onednn import library, openmp
-from chainer_compat.onednn.layouts import Layout, plain
-from chainer_compat.onednn.library import Handle
+from chainer_fast.onednn import library, openmp
+from chainer_fast.onednn.layouts import Layout, plain
+from chainer_fast.onednn.library import Handle
 
 #: Number of most recently used primitives to keep.
 KEPT = 1024

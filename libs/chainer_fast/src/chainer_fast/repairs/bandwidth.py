@@ -16,17 +16,17 @@ DTYPES = "ef"
 BYTES_AT_ONCE = 16
 _PACK = """
 template <typename T>
-struct alignas(16) chainer_compat_pack { T lanes[16 / sizeof(T)]; };
+struct alignas(16) chainer_fast_pack { T lanes[16 / sizeof(T)]; };
 """
-_READ = "const auto {name}s = reinterpret_cast<const chainer_compat_pack<T>*>(&{name}[0])[i];"
+_READ = "const auto {name}s = reinterpret_cast<const chainer_fast_pack<T>*>(&{name}[0])[i];"
 _LOOP = """
-chainer_compat_pack<T> ys;
+chainer_fast_pack<T> ys;
 #pragma unroll
 for (int k = 0; k < 16 / sizeof(T); ++k) {{
   {lanes}
   ys.lanes[k] = {expression};
 }}
-reinterpret_cast<chainer_compat_pack<T>*>(&y[0])[i] = ys;
+reinterpret_cast<chainer_fast_pack<T>*>(&y[0])[i] = ys;
 """
 
 
@@ -78,7 +78,7 @@ def _elementwise(name: str, expression: str, *inputs: str) -> Any:
 
     def compute(*arrays: Any) -> Any:
         kernel = cuda.elementwise(
-            parameters, "raw T y", operation, f"chainer_compat_{name}", preamble=_PACK
+            parameters, "raw T y", operation, f"chainer_fast_{name}", preamble=_PACK
         )
         y = cuda.cupy.empty(arrays[0].shape, arrays[0].dtype)
         kernel(*arrays, y, size=y.nbytes // BYTES_AT_ONCE)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from chainer_compat.cudnn import graphs
-from chainer_compat.cudnn.normalization import MOST_IMAGES, STATISTICS, Normalizer, the_normalizer
-from chainer_compat.cudnn.runner import CAPABILITY, Runner, the_runner
+from chainer_fast.cudnn import graphs
+from chainer_fast.cudnn.normalization import MOST_IMAGES, STATISTICS, Normalizer, the_normalizer
+from chainer_fast.cudnn.runner import CAPABILITY, Runner, the_runner
 
 Runners = Callable[[], Runner]
 Forward = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from chainer_compat.onednn import library
+from chainer_fast.onednn import library
 
 #: Modules of `chainer.functions` that can compute on arrays in oneDNN's layouts.
 AWARE = frozenset(
@@ -51,7 +51,7 @@ def compute_with_onednn(module: ModuleType) -> None:
 
 def results_are_arrays_of_the_cpu(module: ModuleType) -> None:
     """Count oneDNN's results among the arrays of the device ``@numpy``, where it computes."""
-    from chainer_compat.ideep4py import mdarray
+    from chainer_fast.ideep4py import mdarray
 
     device = module.CpuDevice
     device.supported_array_types = (*device.supported_array_types, mdarray)
@@ -102,7 +102,7 @@ def numpy_for_old_functions(module: ModuleType) -> None:
 
 def _converter(module: ModuleType) -> Callable[[Any], Any]:
     """Return a function that converts arrays and variables to NumPy, but not parameters."""
-    from chainer_compat.ideep4py import mdarray
+    from chainer_fast.ideep4py import mdarray
 
     variable, parameter = module.variable.Variable, module.variable.Parameter
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from chainer_compat.foreach import Calls, Later
+from chainer_fast.foreach import Calls, Later
 
 #: Largest number of elements of gradients that a launch covers: 256 MiB in float32.
 MOST_ELEMENTS = 1 << 26

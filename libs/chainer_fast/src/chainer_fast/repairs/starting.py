@@ -1,8 +1,6 @@
 """Let ``import chainer`` skip SciPy: only functions that a program may never call need it."""
 
-import contextlib
 import importlib
-import importlib.util
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -29,14 +27,6 @@ class WhenUsed(ModuleType):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return importlib.import_module, (self.__name__,)
-
-
-def has_scipy() -> bool:
-    # Importing it would take longer than everything else, at every import of Chainer.
-    with contextlib.suppress(ValueError):  # already loaded in an unusual way
-        if importlib.util.find_spec("scipy") is None:
-            raise ImportError("No module named 'scipy'")
-    return True
 
 
 def scipy_when_used(part: str) -> Callable[[ModuleType], None]:

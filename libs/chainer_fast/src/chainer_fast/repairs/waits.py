@@ -4,7 +4,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from chainer_compat.foreach import Calls
+from chainer_fast.foreach import Calls
 
 
 def look_at_all_gradients_at_once(module: ModuleType) -> None:

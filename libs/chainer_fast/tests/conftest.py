@@ -1,54 +1,13 @@
-"""Shared fixtures: code in a fresh interpreter, and kernels on the CPU."""
+"""Shared fixtures: kernels on the CPU, and a cuDNN that computes there."""
 
 import ctypes
 import functools
-import os
 import shutil
 import subprocess
-import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
-
-
-def pytest_configure(config):
-    # chainer.testing uses these marks on import.
-    for mark in ("chainerx", "cudnn", "gpu", "ideep", "slow"):
-        config.addinivalue_line("markers", f"{mark}: a mark of chainer.testing")
-
-
-@pytest.fixture(scope="session")
-def execute():
-    """Run a command without the caller's settings for Python and this package."""
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "CHAINER_COMPAT_"))
-    }
-
-    def run(*command, **environment):
-        return subprocess.run(
-            list(map(str, command)),
-            env={**clean, **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-
-    return run
-
-
-@pytest.fixture
-def python(execute):
-    """Run ``python FLAGS -c CODE``; return its output, or its errors if it should fail."""
-
-    def run(code, *flags, fails=False, **environment):
-        result = execute(sys.executable, *flags, "-c", code, **environment)
-        assert (result.returncode != 0) == fails, result.stdout + result.stderr
-        return result.stderr if fails else result.stdout.strip()
-
-    return run
 
 
 @pytest.fixture(scope="session")
@@ -70,12 +29,6 @@ def compiled(tmp_path_factory):
         return ctypes.CDLL(str(library))
 
     return compile_
-
-
-@pytest.fixture(scope="session")
-def fake_cupy():
-    """Return a directory for PYTHONPATH that makes Chainer think CuPy 14 is installed."""
-    return str(Path(__file__).parent / "fake_cupy")
 
 
 @pytest.fixture(scope="session")

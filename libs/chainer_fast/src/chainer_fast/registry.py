@@ -1,0 +1,147 @@
+"""The table of what makes Chainer faster; ``chainer_compat`` applies it with its own repairs.
+
+``CHAINER_COMPAT_SKIP=NAME`` switches a row off, and ``python -m chainer_compat`` shows which rows
+are active, and why.
+"""
+
+import sys
+
+from chainer_compat.registry import Repair
+from chainer_compat.repairs.cupy14 import cupy_is_14
+from chainer_compat.repairs.libraries import has_scipy
+from chainer_fast.onednn import library
+from chainer_fast.repairs import bandwidth, cudnn, ideep, launches, passes, starting, waits
+
+# ``CHAINER_COMPAT_CUDNN=1``: let cuDNN compute what it can, through nvidia-cudnn-frontend.
+CUDNN = "CHAINER_COMPAT_CUDNN"
+
+REPAIRS = (
+    *(
+        Repair(
+            f"scipy-when-used-by-{module.rpartition('.')[2]}",
+            f"chainer.{module}",
+            f"scipy.{part} is slow to import, and most programs never use it",
+            has_scipy,
+            starting.scipy_when_used(part),
+            "before",
+        )
+        for module, part in starting.USERS_OF_SCIPY.items()
+    ),
+    Repair(
+        "onednn-default",
+        "chainer",
+        "use_ideep is 'auto' unless CHAINER_USE_IDEEP is set",
+        ideep.onednn_may_compute,
+        ideep.compute_with_onednn,
+    ),
+    Repair(
+        "onednn-device",
+        "chainer.backends._cpu",
+        "oneDNN's results are not a numpy.ndarray, which chainer.testing expects on @numpy",
+        ideep.onednn_is_there,
+        ideep.results_are_arrays_of_the_cpu,
+    ),
+    Repair(
+        "onednn-batch-normalization-axis",
+        "chainer.functions.normalization.batch_normalization",
+        "Chainer lets iDeep normalize by channel, whatever the axis is",
+        ideep.onednn_is_there,
+        ideep.only_by_channel,
+    ),
+    Repair(
+        "onednn-function-inputs",
+        "chainer.function_node",
+        "functions other than some of Chainer's own expect NumPy arrays",
+        ideep.onednn_is_there,
+        ideep.numpy_for_others,
+    ),
+    Repair(
+        "onednn-function-gradients",
+        "chainer.function",
+        "functions other than some of Chainer's own expect NumPy arrays",
+        ideep.onednn_is_there,
+        ideep.numpy_for_old_functions,
+    ),
+    Repair(
+        "max-pooling-copies",
+        "chainer.functions.pooling.max_pooling_nd",
+        "NumPy copies the image for each place in a window, and sorts through the copies",
+        passes.copies_are_made,
+        passes.pool_in_place,
+    ),
+    Repair(
+        "leaky-relu-copies",
+        "chainer.functions.activation.leaky_relu",
+        "NumPy gathers the negative elements, multiplies them, and puts them back",
+        passes.copies_are_made,
+        passes.multiply_once,
+    ),
+    Repair(
+        "batch-normalization-copies",
+        "chainer.functions.normalization.batch_normalization",
+        "NumPy computes the mean twice, and the result in three arrays of its size",
+        passes.copies_are_made,
+        passes.normalize_in_place,
+    ),
+    Repair(
+        "loss-scaling-waits",
+        "chainer.optimizer",
+        "the host waits for a GPU once for every parameter to learn whether gradients are finite",
+        cupy_is_14,
+        waits.look_at_all_gradients_at_once,
+    ),
+    Repair(
+        "relu-bandwidth",
+        "chainer.functions.activation.relu",
+        "CuPy moves one element at a time, which uses a third of a GPU's bandwidth in float16",
+        cupy_is_14,
+        bandwidth.relu_at_full_bandwidth,
+    ),
+    Repair(
+        "addition-bandwidth",
+        "chainer.functions.math.basic_math",
+        "CuPy moves one element at a time, which uses a third of a GPU's bandwidth in float16",
+        cupy_is_14,
+        bandwidth.add_at_full_bandwidth,
+    ),
+    Repair(
+        "optimizer-launches",
+        "chainer.optimizer",
+        "optimizers launch one or more kernels per parameter, which takes the host longer than "
+        "the GPU",
+        cupy_is_14,
+        launches.update_parameters_at_once,
+    ),
+    Repair(
+        "cudnn-convolution",
+        "chainer.functions.connection.convolution_2d",
+        "CuPy 14 has no cuDNN",
+        cupy_is_14,
+        cudnn.use_for_convolution,
+        option=CUDNN,
+    ),
+    Repair(
+        "cudnn-deconvolution",
+        "chainer.functions.connection.deconvolution_2d",
+        "CuPy 14 has no cuDNN",
+        cupy_is_14,
+        cudnn.use_for_deconvolution,
+        option=CUDNN,
+    ),
+    Repair(
+        "cudnn-batch-normalization",
+        "chainer.functions.normalization.batch_normalization",
+        "CuPy 14 has no cuDNN",
+        cupy_is_14,
+        cudnn.use_for_batch_normalization,
+        option=CUDNN,
+    ),
+)
+
+
+def onednn() -> str:
+    """Return oneDNN's version and whether Chainer uses it, or why it cannot."""
+    if problem := library.why_not():
+        return f"not used: {problem}"
+    config = getattr(sys.modules.get("chainer"), "config", None)
+    return f"{library.version()}, use_ideep is {getattr(config, 'use_ideep', None)!r}"

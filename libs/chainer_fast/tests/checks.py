@@ -1,0 +1,405 @@
+"""One small check for every row of the table: it passes with the repair and fails without it.
+
+``run_checks.py`` runs them.
+"""
+
+import contextlib
+import functools
+import importlib
+import pickle
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+CHECKS = {}
+sys.path.insert(0, str(Path(__file__).parent / "fake_cudnn"))
+
+
+def check(name):
+    """Register a function as the check for the named repair."""
+    return lambda function: CHECKS.setdefault(name, function)
+
+
+def _waits_for_its_use(user, part, function):
+    """Check that a Chainer module has a stand-in for part of SciPy that works the same."""
+    module = importlib.import_module(f"chainer.{user}")
+    found = getattr(getattr(module, "scipy", module), part)
+    real = importlib.import_module(f"scipy.{part}")
+    assert found is not real
+    assert getattr(found, function) is getattr(real, function)
+    assert pickle.loads(pickle.dumps(found)) is real
+
+
+USERS_OF_SCIPY = [
+    ("datasets.svhn", "io", "loadmat"),
+    ("distributions.multivariate_normal", "linalg", "solve_triangular"),
+    ("functions.math.erfcinv", "special", "erfcinv"),
+    ("functions.math.erfcx", "special", "erfcx"),
+    ("functions.math.erfinv", "special", "erfinv"),
+    ("functions.math.ndtri", "special", "ndtri"),
+    ("functions.math.sparse_matmul", "sparse", "coo_matrix"),
+]
+for user, *names in USERS_OF_SCIPY:
+    name = f"scipy-when-used-by-{user.rpartition('.')[2]}"
+    CHECKS[name] = functools.partial(_waits_for_its_use, user, *names)
+
+
+@check("onednn-default")
+def _():
+    import chainer
+
+    assert chainer.config.use_ideep == "auto"
+
+
+@check("onednn-device")
+def _():
+    import chainer
+    import numpy
+
+    # chainer.testing looks at supported_array_types.
+    array = _left_by_onednn(numpy.ones((1, 16, 2, 2), "f")).array
+    device = chainer.get_device("@numpy")
+    for each in (array, numpy.ones(2)):
+        assert device.is_array_supported(each)
+        assert isinstance(each, device.supported_array_types)
+    assert not device.is_array_supported([1.0])
+
+
+@check("onednn-batch-normalization-axis")
+def _():
+    import chainer
+    import chainer.functions as F
+    import numpy
+
+    x = numpy.arange(24, dtype=numpy.float32).reshape(2, 3, 2, 2)
+    ones = numpy.ones(2, numpy.float32)
+    with chainer.using_config("use_ideep", "auto"):
+        y = F.batch_normalization(x, ones, ones, axis=(0, 1, 2)).array
+    expected = 1 + (x - x.mean(axis=(0, 1, 2))) / x.std(axis=(0, 1, 2))
+    numpy.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def _left_by_onednn(x):
+    """Return the same images, as a convolution by oneDNN leaves them."""
+    import chainer
+    import chainer.functions as F
+    import numpy
+
+    chainer.config.use_ideep = "auto"
+    return F.convolution_2d(x, numpy.eye(x.shape[1], dtype="f")[:, :, None, None])
+
+
+@check("onednn-function-inputs")
+def _():
+    import chainer
+    import numpy
+
+    class Twice(chainer.FunctionNode):
+        def forward(self, inputs):
+            self.retain_inputs((0,))
+            assert type(inputs[0]) is numpy.ndarray
+            return (2 * inputs[0],)
+
+        def backward(self, indexes, grad_outputs):
+            assert type(self.get_retained_inputs()[0].array) is numpy.ndarray
+            return (2 * grad_outputs[0],)
+
+    x = chainer.Variable(numpy.ones((1, 16, 2, 2), "f"))
+    (y,) = Twice().apply((_left_by_onednn(x),))
+    chainer.functions.sum(y).backward()
+    assert (y.array == 2).all() and (x.grad == 2).all()
+    (y,) = Twice().apply((_left_by_onednn(x).array,))
+
+
+@check("onednn-function-gradients")
+def _():
+    import chainer
+    import numpy
+
+    class Twice(chainer.Function):
+        def forward(self, inputs):
+            return (2 * inputs[0],)
+
+        def backward(self, inputs, grad_outputs):
+            assert type(inputs[0]) is type(grad_outputs[0]) is numpy.ndarray
+            return (2 * grad_outputs[0],)
+
+    x = chainer.Variable(numpy.ones((1, 16, 2, 2), "f"))
+    chainer.functions.sum(_left_by_onednn(Twice()(x))).backward()
+    assert (x.grad == 2).all()
+
+
+def _peak(function):
+    """Return the peak memory of a function, in bytes, and its result."""
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        result = function()
+        return tracemalloc.get_traced_memory()[1], result
+    finally:
+        tracemalloc.stop()
+
+
+@check("max-pooling-copies")
+def _():
+    import chainer
+    import chainer.functions as F
+    import numpy
+
+    chainer.config.use_ideep = "never"
+    x = chainer.Variable(numpy.random.default_rng(0).normal(size=(4, 8, 128, 128)).astype("f"))
+    peak, y = _peak(lambda: F.max_pooling_2d(x, 3, 1))
+    assert peak < 6 * x.array.nbytes
+    windows = numpy.lib.stride_tricks.sliding_window_view(x.array, (3, 3), (2, 3))
+    assert (y.array == windows.max(axis=(4, 5))).all()
+    y.grad = numpy.ones_like(y.array)
+    peak, _ = _peak(y.backward)
+    assert peak < 6 * x.array.nbytes
+    assert x.grad.sum() == y.size
+
+
+@check("leaky-relu-copies")
+def _():
+    import chainer
+    import chainer.functions as F
+    import numpy
+
+    chainer.config.use_ideep = "never"
+    x = chainer.Variable(numpy.linspace(-2, 2, 10**6, dtype="f"))
+    peak, y = _peak(lambda: F.leaky_relu(x, 0.25))
+    assert peak < 1.3 * x.array.nbytes
+    expected = numpy.where(x.array > 0, x.array, x.array / 4)
+    assert (y.array == expected).all()
+    y.grad = y.array.copy()
+    y.backward()
+    assert (x.grad == numpy.where(x.array > 0, y.array, y.array / 4)).all()
+
+
+@check("batch-normalization-copies")
+def _():
+    import chainer
+    import chainer.functions as F
+    import numpy
+
+    chainer.config.use_ideep = "never"
+    x = numpy.random.default_rng(0).normal(3, 2, size=(4, 8, 128, 128)).astype("f")
+    gamma = numpy.ones(8, "f")
+    peak, y = _peak(lambda: F.batch_normalization(x, gamma, gamma))
+    assert peak < 1.5 * x.nbytes
+    exact = x.astype("d")
+    mean, std = (find(exact, axis=(0, 2, 3), keepdims=True) for find in (numpy.mean, numpy.std))
+    numpy.testing.assert_allclose(y.array, (exact - mean) / std + 1, rtol=0, atol=1e-4)
+
+
+@check("loss-scaling-waits")
+def _():
+    import chainer
+    import numpy
+    from chainer.backends import cuda
+
+    from chainer_fast.repairs import waits
+
+    class Flag:
+        looks, is_true, data = 0, False, SimpleNamespace(ptr=1)
+
+        def __bool__(self):
+            self.looks += 1
+            return self.is_true
+
+    class Calls(list):
+        def add(self, kernel, gradient, address):
+            self.append(numpy.isfinite(gradient).all())
+
+        def run(self):
+            flag.is_true = not all(self)
+
+    class Device(type(chainer.get_device("@numpy"))):
+        xp = SimpleNamespace(
+            zeros=lambda shape, dtype: flag, isfinite=numpy.isfinite, all=numpy.all
+        )
+
+    flag, device = Flag(), Device()
+    parameters = {name: SimpleNamespace(device=device, grad=numpy.ones(2, "f")) for name in "abc"}
+    target = SimpleNamespace(params=parameters.values, namedparams=parameters.items)
+    optimizer = chainer.optimizers.SGD()
+    optimizer.target = target
+    optimizer.loss_scaling()
+    with (
+        mock.patch.object(waits, "Calls", lambda xp: Calls()),
+        mock.patch.object(cuda, "cupy", Device.xp),
+        mock.patch.object(cuda, "elementwise", lambda *texts: None),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        optimizer.check_nan_in_grads()
+        assert (flag.looks, optimizer.is_safe_to_update()) == (1, True)
+        parameters["b"].grad[1] = numpy.inf
+        optimizer.check_nan_in_grads()
+    (warning,) = caught
+    assert "param.grad of b" in str(warning.message)
+    assert not optimizer.is_safe_to_update()
+
+
+@contextlib.contextmanager
+def _launched():
+    """Record kernels instead of compiling them; yield their names and sizes, and two arrays."""
+    import cupy
+    import numpy
+    from chainer.backends import cuda
+
+    launched = []
+
+    def elementwise(in_params, out_params, operation, name, **options):
+        return lambda *arrays, size: launched.append((name, size))
+
+    def array(shape, dtype):
+        found = cupy.ndarray()
+        found.shape, found.dtype = shape, numpy.dtype(dtype)
+        found.nbytes = found.dtype.itemsize * int(numpy.prod(shape))
+        found.flags, found.data = SimpleNamespace(c_contiguous=True), SimpleNamespace(ptr=512)
+        return found
+
+    with (
+        mock.patch.object(cuda, "elementwise", elementwise),
+        mock.patch.object(cupy, "empty", array, create=True),
+    ):
+        yield launched, [array((2, 2**19), "e") for _ in range(2)]
+
+
+@check("relu-bandwidth")
+def _():
+    from chainer.functions.activation.relu import ReLU, ReLUGrad2
+
+    with _launched() as (launched, (x, gy)):
+        ReLU().forward_gpu((x,))
+        ReLUGrad2(x).forward_gpu((gy,))
+    sizes = {"chainer_fast_relu": 2**17, "chainer_fast_relu_gradient": 2**17}
+    assert dict(launched) == sizes
+
+
+@check("addition-bandwidth")
+def _():
+    from chainer.functions.math.basic_math import Add
+
+    with _launched() as (launched, arrays):
+        Add().forward(arrays)
+    assert launched == [("chainer_fast_add", 2**17)]
+
+
+@check("optimizer-launches")
+def _():
+    import chainer
+    import numpy
+    from chainer.backends import cuda
+
+    launched = []
+
+    class Array(cuda.ndarray):
+        size, dtype, device = 3, numpy.dtype("f"), SimpleNamespace(id=0)
+        flags = SimpleNamespace(c_contiguous=True)
+
+        def __init__(self):
+            self.data = SimpleNamespace(ptr=id(self))
+
+        def ravel(self):
+            return self
+
+    class Kernel:
+        def __init__(self, in_params, out_params, operation, name, **options):
+            found = [
+                SimpleNamespace(name=text.split()[-1], ctype="T", dtype=None, raw=False)
+                for text in f"{in_params},{out_params}".split(",")
+                if text
+            ]
+            for param in found:
+                param.is_const = param.name != "param"
+            self.params, self.in_params, self.out_params = found, found[:-1], found[-1:]
+            self.operation, self.name, self.preamble, self.kwargs = operation, name, "", options
+
+        def __call__(self, *args, size=None):
+            for arg in args:
+                if hasattr(arg, "__cupy_override_elementwise_kernel__"):
+                    return arg.__cupy_override_elementwise_kernel__(self, *args)
+            return launched.append((self.name, size))
+
+    class Parameter(SimpleNamespace):
+        update = chainer.Parameter.update
+
+    cupy = SimpleNamespace(ndarray=cuda.ndarray, asarray=lambda array: array)
+    optimizer = chainer.optimizers.SGD()
+    parameters = []
+    for _ in range(3):
+        rule, array = optimizer.create_update_rule(), Array()
+        rule._state = {}
+        parameter = Parameter(array=array, data=array, grad=Array(), update_rule=rule)
+        parameter.update = functools.partial(rule.update_core_gpu, parameter)
+        vars(parameter).update(layout=None, _loss_scale=None, device=chainer.get_device("@numpy"))
+        parameters.append(parameter)
+    named = [(str(k), parameter) for k, parameter in enumerate(parameters)]
+    optimizer.target = SimpleNamespace(
+        params=lambda include_uninit=True: parameters,
+        namedparams=lambda include_uninit=True: named,
+    )
+    optimizer._hookable = chainer.optimizer._OptimizerHookable(optimizer)
+    with mock.patch.multiple(cuda, elementwise=Kernel, cupy=cupy):
+        optimizer.update()
+    assert launched == [("sgd_for_all", 3 * 256)]
+
+
+@check("cudnn-convolution")
+def _():
+    from chainer.functions.connection import convolution_2d
+
+    node = convolution_2d.Convolution2DFunction(stride=2)
+    y = _on_gpu_by("conv_fprop", node, (1, 2, 5, 5), (3, 2, 3, 3))
+    assert y.shape == (1, 3, 2, 2)
+    gradient = convolution_2d.Convolution2DGradW(node, (3, 2, 3, 3), y.dtype, None)
+    w = _on_gpu_by("conv_wgrad", gradient, (1, 2, 5, 5), (1, 3, 2, 2))
+    assert w.shape == (3, 2, 3, 3)
+
+
+@check("cudnn-deconvolution")
+def _():
+    from chainer.functions.connection import deconvolution_2d
+
+    node = deconvolution_2d.Deconvolution2DFunction()
+    x = _on_gpu_by("conv_dgrad", node, (1, 3, 3, 3), (3, 2, 3, 3))
+    assert x.shape == (1, 2, 5, 5)
+
+
+@check("cudnn-batch-normalization")
+def _():
+    from types import SimpleNamespace
+
+    import numpy
+    from chainer.functions.normalization import batch_normalization
+
+    # The fake CuPy takes every array for NumPy's.
+    batch_normalization.cuda = SimpleNamespace(cupy=numpy)
+    node = batch_normalization.BatchNormalization()
+    node.forward_gpu = node.forward
+    y = _on_gpu_by("batchnorm", node, (2, 8, 3, 3), (8,), (8,))
+    assert y.shape == (2, 8, 3, 3)
+
+
+def _on_gpu_by(name, node, *shapes):
+    """Compute on a stand-in for a GPU; check that the fake cuDNN does it; return the result."""
+    import chainer
+    import cudnn
+    import functions
+    import numpy
+    from host_gpu import HostGpu
+
+    from chainer_fast.cudnn import runner
+
+    runner.Gpu = HostGpu
+    # Loading libcudnn.so.9 gives a stand-in, too.
+    sys.modules["ctypes"].CDLL = lambda name: functions.Functions(cudnn)
+    chainer.config.use_ideep = "never"  # oneDNN would take arrays in host memory
+    node._input_layouts = (None,) * len(shapes)
+    (result,) = node.forward_gpu(tuple(numpy.ones(shape, "f4") for shape in shapes))
+    assert cudnn.log[-1][0] == name
+    return result
