@@ -33,7 +33,7 @@ def test_it_is_active_at_start_up_and_loads_neither_numpy_nor_chainer(python):
         "import sys; from chainer_compat.hook import Finder\n"
         "print(sum(isinstance(f, Finder) for f in sys.meta_path),\n"
         "      [m for m in sys.modules if m.partition('.')[0] in {'numpy', 'chainer'}],\n"
-        "      sorted(m for m in sys.modules if m.startswith('chainer_compat')))"
+        "      sorted(m for m in sys.modules if m.startswith('chainer_')))"
     )
     assert python(code) == "1 [] ['chainer_compat', 'chainer_compat.hook']"
 
