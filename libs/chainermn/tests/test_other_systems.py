@@ -7,8 +7,7 @@ import runpy
 
 import pytest
 
-from chainermn.failures import main_thread
-from chainermn.process import cores
+from chainermn.process import cores, main_thread
 
 
 def test_cores_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from chainermn import failures, resuming
-from chainermn.failures.main_thread import Place, users_places
+from chainermn.process.main_thread import Place, users_places
+from chainermn.process.processes import launched_as
 
 #: Environment variables. If one of them is set, importing ``chainermn`` installs the hook.
 VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
@@ -134,7 +135,7 @@ def _rank_and_size() -> tuple[int, int]:
         return 0, 1
     if not mpi or not mpi.Is_initialized():
         # Before that, MPICH's mpiexec ignores exit codes.
-        numbers = failures.launched_as()
+        numbers = launched_as()
         return numbers[:2] if numbers else (0, 1)
     return (0, 1) if mpi.Is_finalized() else (mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size)
 

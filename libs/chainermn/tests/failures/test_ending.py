@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from chainermn.failures import ending, processes
+from chainermn.failures import ending
 from chainermn.failures.ending import end_job, print_at_once, start_reaper
-from libs.chainermn.tests.failures.conftest import wait_for_the_end_of
+from chainermn.process import processes
+from libs.chainermn.tests.process.stand_in_job import wait_for_the_end_of
 
 
 class Ended(BaseException):

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from chainermn.failures import clock, guard
+from chainermn.failures import guard
 from chainermn.failures.ending import start_reaper
-from chainermn.failures.processes import Process
-from libs.chainermn.tests.failures.conftest import select_with, wait_for_the_end_of
+from chainermn.process import clock
+from chainermn.process.processes import Process
+from libs.chainermn.tests.failures.conftest import select_with
+from libs.chainermn.tests.process.stand_in_job import wait_for_the_end_of
 
 HOST = socket.gethostname()
 

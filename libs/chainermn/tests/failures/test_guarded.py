@@ -27,8 +27,8 @@ from chainermn.failures.channel import Channel
 from chainermn.failures.guarded import hold_files, release_files
 from chainermn.failures.invitation import Invitation
 from chainermn.failures.joining import LOOPBACK, Entrance
-from chainermn.failures.processes import Process
 from chainermn.failures.watch import Watch
+from chainermn.process.processes import Process
 from chainermn.testing.mpiexec import run_job
 from libs.chainermn.tests.failures.conftest import select_with
 
@@ -37,7 +37,7 @@ TIMEOUT = 60.0
 COUNT = """
 import json, os
 from chainermn import failures
-from chainermn.failures.processes import family_of, launchers_of
+from chainermn.process.processes import family_of, launchers_of
 from chainermn.transport.host.mpi import world
 
 def helpers():
@@ -115,7 +115,7 @@ def test_ranks_that_come_at_once_share_a_guard(guards: Guards) -> None:
         thread.join(TIMEOUT)
     assert connected == [True] * 8
     ((module, arguments),) = guards.started
-    assert module == "guard"
+    assert module == "chainermn.failures.guard"
     assert (arguments["numbers"], arguments["limit"]) == ((2, 6, 3), 2.5)
 
 

@@ -21,7 +21,6 @@ import pytest
 
 from chainermn.failures import joining
 from chainermn.failures.channel import Channel
-from chainermn.failures.clock import AwakeClock
 from chainermn.failures.joining import LOOPBACK, Entrance, Listener, listen
 from chainermn.failures.messages import (
     Address,
@@ -36,6 +35,7 @@ from chainermn.failures.messages import (
     decode,
     encode,
 )
+from chainermn.process.clock import AwakeClock
 from libs.chainermn.tests.failures.strangers import visit
 
 TIMEOUT = 60.0

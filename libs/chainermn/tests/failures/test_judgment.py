@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chainermn.failures.clock import AwakeClock, stall_limit
 from chainermn.failures.judgment import Judge, RankState, Verdict
+from chainermn.failures.limits import stall_limit
 from chainermn.failures.wait import Wait, as_ranges, from_ranges
 
 NOW, LIMIT = 1000.0, 10.0
@@ -198,13 +198,6 @@ def test_long_lists_are_cut() -> None:
 def test_ranges(numbers: list[int], text: str) -> None:
     assert as_ranges(numbers) == text
     assert list(from_ranges(text)) == numbers
-
-
-def test_clock_leaves_out_the_time_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([100.0, 101.0, 5000.0, 5000.5])
-    monkeypatch.setattr("time.monotonic", lambda: next(seconds))
-    clock = AwakeClock(longest_step=2.0)
-    assert [clock.read(), clock.read(), clock.read()] == [1.0, 3.0, 3.5]
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])

@@ -39,9 +39,10 @@ from chainermn.failures.messages import (
     encode,
 )
 from chainermn.failures.monitor import Monitor
-from chainermn.failures.processes import Process, find
 from chainermn.failures.wait import Wait
-from libs.chainermn.tests.failures.conftest import named, select_with
+from chainermn.process.processes import Process, find
+from libs.chainermn.tests.failures.conftest import select_with
+from libs.chainermn.tests.process.stand_in_job import named
 
 STREAM = "communicator 1 of ranks 0-1"
 TIMEOUT = 60.0

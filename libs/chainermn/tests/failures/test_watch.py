@@ -18,11 +18,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from chainermn.failures import main_thread, watch
+from chainermn.failures import watch
 from chainermn.failures.activity import waiting
 from chainermn.failures.invitation import PURPOSE, Invitation
 from chainermn.failures.joining import LOOPBACK, Entrance, Listener, listen
-from chainermn.failures.main_thread import Interrupts
 from chainermn.failures.messages import (
     Address,
     End,
@@ -36,6 +35,8 @@ from chainermn.failures.messages import (
     Tick,
 )
 from chainermn.failures.watch import Watch
+from chainermn.process import main_thread
+from chainermn.process.main_thread import Interrupts
 
 HOST = socket.gethostname()
 TIMEOUT = 60.0

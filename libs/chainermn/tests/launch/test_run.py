@@ -30,12 +30,12 @@ import numpy as np
 import pytest
 
 import chainermn
-from chainermn.failures.processes import numbers_in
 from chainermn.launch import calls, run
 from chainermn.launch import ranks as launch_ranks
 from chainermn.launch.connections import JOB
 from chainermn.launch.mpiexec import find_mpiexec
 from chainermn.launch.pickles import dumps
+from chainermn.process.processes import numbers_in
 
 # Seconds after which something must have hung, even on a busy machine.
 LIMIT = 120

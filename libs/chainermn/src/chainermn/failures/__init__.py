@@ -2,7 +2,6 @@
 
 from chainermn.failures.activity import creating, name_callers_by
 from chainermn.failures.ending import end_job
-from chainermn.failures.processes import launched_as
 from chainermn.failures.start_up import starting
 from chainermn.failures.watch import INTERRUPTED, at_end, join, say_failing, stop_watching
 
@@ -12,7 +11,6 @@ __all__ = [
     "creating",
     "end_job",
     "join",
-    "launched_as",
     "name_callers_by",
     "say_failing",
     "starting",

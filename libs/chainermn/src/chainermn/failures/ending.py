@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from chainermn.failures.helper import start_shell
-from chainermn.failures.processes import Process, family_of, launchers_of, shared_memory_of
+from chainermn.process.helper import start_shell
+from chainermn.process.processes import Process, family_of, launchers_of, shared_memory_of
 
 # mpiexec forwards output and aborts on different paths, so an abort would overtake the output.
 SECONDS_FOR_OUTPUT = 0.3

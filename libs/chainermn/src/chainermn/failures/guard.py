@@ -18,9 +18,11 @@ import struct
 import time
 from typing import NamedTuple
 
-from chainermn.failures.clock import AwakeClock, turn
 from chainermn.failures.ending import print_at_once, start_reaper
-from chainermn.failures.processes import (
+from chainermn.failures.limits import turn
+from chainermn.failures.wait import as_ranges
+from chainermn.process.clock import AwakeClock
+from chainermn.process.processes import (
     Numbers,
     Process,
     all_processes,
@@ -29,7 +31,6 @@ from chainermn.failures.processes import (
     launchers_of,
     numbers_in,
 )
-from chainermn.failures.wait import as_ranges
 
 _PERIOD = 0.25
 # mpiexec may still be starting ranks, or be about to end the job itself.

@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from chainermn.failures.clock import stall_limit
 from chainermn.failures.guard import HOLD, LEAVING, STARTING, peer_of
-from chainermn.failures.helper import start_helper
-from chainermn.failures.processes import Numbers, launchers_of, numbers_in
+from chainermn.failures.limits import stall_limit
+from chainermn.process.helper import start_helper
+from chainermn.process.processes import Numbers, launchers_of, numbers_in
 
 # Pause between two attempts while another rank starts the guard, and the number of attempts.
 _SECONDS_BETWEEN = 0.01
@@ -120,5 +120,5 @@ def _start_guard(name: str, numbers: Numbers) -> None:
             "numbers": numbers,
             "limit": stall_limit(),
         }
-        guard = start_helper("guard", arguments, [listener.fileno()])
+        guard = start_helper("chainermn.failures.guard", arguments, [listener.fileno()])
     atexit.register(guard.poll)  # by then, it has usually ended

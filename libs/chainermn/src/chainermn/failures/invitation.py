@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from chainermn.failures.channel import Channel
-from chainermn.failures.helper import start_helper
 from chainermn.failures.joining import (
     LOOPBACK,
     Entrance,
@@ -18,8 +17,9 @@ from chainermn.failures.joining import (
     own_addresses,
 )
 from chainermn.failures.messages import Member
-from chainermn.failures.processes import shows_errors
 from chainermn.failures.wait import as_ranges
+from chainermn.process.helper import start_helper
+from chainermn.process.processes import shows_errors
 
 PURPOSE = "watch"
 
@@ -81,4 +81,4 @@ def start_monitor(
         )
         files = [each.fileno() for each in sockets]
         arguments = {"sockets": files, "invitation": invitation, "pid": os.getpid()}
-        return invitation, start_helper("monitor", arguments, files)
+        return invitation, start_helper("chainermn.failures.monitor", arguments, files)

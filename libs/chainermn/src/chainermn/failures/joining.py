@@ -23,7 +23,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from chainermn.failures.channel import Channel, MalformedError
-from chainermn.failures.clock import AwakeClock
 from chainermn.failures.messages import (
     Address,
     Challenge,
@@ -33,6 +32,7 @@ from chainermn.failures.messages import (
     Message,
     Welcome,
 )
+from chainermn.process.clock import AwakeClock
 
 LOOPBACK = "127.0.0.1"
 # Seconds that a stranger gets to prove itself.

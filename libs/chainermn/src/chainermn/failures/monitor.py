@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from chainermn.failures.channel import Channel, MalformedError
-from chainermn.failures.clock import AwakeClock
 from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once, use_terminal
 from chainermn.failures.guard import SECONDS_HELD
 from chainermn.failures.invitation import PURPOSE, Invitation
@@ -39,8 +38,9 @@ from chainermn.failures.messages import (
     Tick,
     encode,
 )
-from chainermn.failures.processes import Process, find, launchers_of, shared_memory_of, unlink_all
 from chainermn.failures.wait import from_ranges, last_of
+from chainermn.process.clock import AwakeClock
+from chainermn.process.processes import Process, find, launchers_of, shared_memory_of, unlink_all
 
 # Once a rank is gone, mpiexec may end the job itself, with a fitting exit code.
 _SECONDS_FOR_MPIEXEC = 1.0

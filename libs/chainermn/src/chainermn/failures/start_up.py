@@ -10,9 +10,9 @@ import threading
 from collections.abc import Iterator
 
 from chainermn.failures import watch
-from chainermn.failures.clock import stall_limit
 from chainermn.failures.guarded import guarded
-from chainermn.failures.processes import numbers_in
+from chainermn.failures.limits import stall_limit
+from chainermn.process.processes import numbers_in
 
 
 @contextlib.contextmanager

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from chainermn.failures import activity
 from chainermn.failures.activity import world_ranks
 from chainermn.failures.channel import Channel, MalformedError
-from chainermn.failures.clock import AwakeClock, stall_limit, turn
 from chainermn.failures.ending import SECONDS_FOR_THE_FIRST, end_job, use_terminal
 from chainermn.failures.guarded import hold_files, release_files
 from chainermn.failures.invitation import Invitation, start_monitor
 from chainermn.failures.joining import Entrance
-from chainermn.failures.main_thread import Interrupts, place
+from chainermn.failures.limits import stall_limit, turn
 from chainermn.failures.messages import (
     Absent,
     Address,
@@ -39,8 +38,10 @@ from chainermn.failures.messages import (
     Stop,
     Tick,
 )
-from chainermn.failures.processes import numbers_in
 from chainermn.failures.wait import Wait, as_ranges
+from chainermn.process.clock import AwakeClock
+from chainermn.process.main_thread import Interrupts, place
+from chainermn.process.processes import numbers_in
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import chainermn
-from chainermn.failures.processes import launchers_of, numbers_in
 from chainermn.launch.connections import JOB, Listener
 from chainermn.launch.hosts import Host, fill_hosts, parse_hosts, parse_pairs
 from chainermn.launch.job import started
@@ -18,6 +17,7 @@ from chainermn.launch.mpiexec import launch_environment, mpiexec_command, own_va
 from chainermn.launch.pickles import dump_call
 from chainermn.launch.ranks import Ranks
 from chainermn.launch.reachable import check_hosts, needed_files
+from chainermn.process.processes import launchers_of, numbers_in
 
 # Ranks import this library from the same folder as the caller.
 _WORKER = (

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
-from chainermn.failures.clock import DEFAULT_LIMIT, stall_limit
+from chainermn.failures.limits import DEFAULT_LIMIT, stall_limit
 from chainermn.launch.hosts import Host, count_ranks, show_places
 from chainermn.launch.job import end_marked
 from chainermn.launch.membership import Discover, Membership

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from chainermn.failures.processes import inheriting
+from chainermn.process.processes import inheriting
 
 #: Seconds that mpiexec gets to end its ranks on all hosts, and then its daemons to end.
 PATIENCE = 3.0

@@ -16,10 +16,10 @@ import threading
 from multiprocessing.connection import Connection
 
 from chainermn.failures import stop_watching
-from chainermn.failures.processes import find, inheriting, numbers_in, shared_memory_of, unlink_all
 from chainermn.launch.connections import JOB, connect, take_entrance
 from chainermn.launch.failure import Failure
 from chainermn.launch.pickles import dumps
+from chainermn.process.processes import find, inheriting, numbers_in, shared_memory_of, unlink_all
 
 
 def main() -> None:

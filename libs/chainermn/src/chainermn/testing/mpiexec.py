@@ -16,13 +16,13 @@ from pathlib import Path
 
 import psutil
 
-from chainermn.failures.processes import shared_memory_of
 from chainermn.launch.mpiexec import find_mpiexec as find_mpiexec
 from chainermn.launch.mpiexec import launch_environment as launch_environment
 from chainermn.launch.mpiexec import mpi_flavor as mpi_flavor
 from chainermn.launch.mpiexec import mpiexec_command as mpiexec_command
 from chainermn.notes import without_notes
 from chainermn.process.patience import wait_patiently
+from chainermn.process.processes import shared_memory_of
 
 #: Variable that every process of a job inherits, to find processes that are left behind.
 JOB_VARIABLE = "CHAINERMN_TESTING_JOB"

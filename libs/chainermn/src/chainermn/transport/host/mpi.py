@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
-from chainermn.failures.processes import numbers_in
 from chainermn.process.cores import cores_of_job
 from chainermn.process.garbage import no_garbage_collection
+from chainermn.process.processes import numbers_in
 from chainermn.process.waking import wake_up_rarely
 from chainermn.transport.reducer import Array
 

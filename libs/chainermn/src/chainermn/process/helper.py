@@ -10,17 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chainermn.failures.processes import HELPERS
+from chainermn.process.processes import HELPERS
 
 # Slurm sends these to every process of a job, and ranks may then continue until they have saved
 # their work.
 _FOR_RANKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
-# This package and its parent, without running their __init__.py.
-_PACKAGES = [
-    ("chainermn", str(Path(__file__).parents[1])),
-    ("chainermn.failures", str(Path(__file__).parent)),
-]
+_ROOT = str(Path(__file__).parents[2])
+# Imports a module without running the __init__.py of its package and of chainermn.
 _BOOT = f"""
 import json, os, sys
 try:
@@ -28,10 +25,10 @@ try:
         name.write("{HELPERS}{{module}}")
 except OSError:
     pass  # not Linux
-for package, folder in {_PACKAGES}:
+for package in ("chainermn", "{{package}}"):
     sys.modules[package] = type(sys)(package)
-    sys.modules[package].__path__ = [folder]
-from chainermn.failures import {{module}}
+    sys.modules[package].__path__ = [os.path.join({_ROOT!r}, *package.split("."))]
+from {{package}} import {{module}}
 arguments = sys.stdin.read()
 if arguments:  # otherwise the rank has ended
     {{module}}.main(**json.loads(arguments))
@@ -42,17 +39,18 @@ os._exit(0)  # without cleaning up
 def start_helper(
     module: str, arguments: dict[str, Any], descriptors: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Run ``main(**arguments)`` of a module of this package in a new process and session.
+    """Run ``main(**arguments)`` of a module of this library in a new process and session.
 
     Signals to the rank's process group do not reach the helper. Of the signals to all processes of
     the job, it only reacts to SIGKILL and SIGINT. It shares the rank's standard error, so mpiexec
-    waits for it to end, and it inherits the file descriptors. It imports no package except this
-    one and skips the site directories, to start fast and to leave the cores to the ranks.
+    waits for it to end, and it inherits the file descriptors. It imports only this library and
+    skips the site directories, to start fast and to leave the cores to the ranks.
     """
+    package, _, name = module.rpartition(".")
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_RANKS)  # the helper inherits it
     try:
         helper = subprocess.Popen(
-            [sys.executable, "-E", "-s", "-S", "-c", _BOOT.format(module=module)],
+            [sys.executable, "-E", "-s", "-S", "-c", _BOOT.format(package=package, module=name)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=descriptors,

@@ -1,35 +1,14 @@
-"""Timing: the user's stall limit, turns, and a clock that stops while its process does."""
+"""How long ranks may be silent or wait, and how long each waits before it reports a failure."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 
 #: Environment variable for the seconds of silence or waiting that count as a failure, or 0.
 STALL_LIMIT = "CHAINERMN_STALL_LIMIT"
 DEFAULT_LIMIT = 300.0
 _SECONDS_FOR_EACH = 0.3
-
-
-class AwakeClock:
-    """Counts seconds, except while this process is stopped or its host sleeps.
-
-    A process that wakes up must not mistake its own sleep for the silence of others. Any time
-    beyond ``longest_step`` seconds between two readings counts as sleep.
-    """
-
-    def __init__(self, longest_step: float) -> None:
-        self._longest_step = longest_step
-        self._read_at = time.monotonic()
-        self._seconds = 0.0
-
-    def read(self) -> float:
-        """Return the time. One thread must call this at least every ``longest_step`` seconds."""
-        now = time.monotonic()
-        self._seconds += min(now - self._read_at, self._longest_step)
-        self._read_at = now
-        return self._seconds
 
 
 def stall_limit(environment: Mapping[str, str] = os.environ) -> float:

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from chainermn.failures import main_thread
-from chainermn.failures.main_thread import main_stack
+from chainermn.process import main_thread
+from chainermn.process.main_thread import main_stack
 
 
 def call_in_thread(function: Callable[[], Any]) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from chainermn.failures import processes
-from chainermn.failures.processes import (
+from chainermn.process import processes
+from chainermn.process.processes import (
     Process,
     all_processes,
     environment_of,
