@@ -20,9 +20,10 @@ from typing import Any
 
 import click
 
-from chainermn.failures.channel import Channel
-from chainermn.failures.invitation import PURPOSE, Invitation, start_monitor
-from chainermn.failures.messages import Member, Report
+from chainermn.connections.channel import Channel
+from chainermn.connections.messages import Member
+from chainermn.failures.messages import OF_MONITOR, Report
+from chainermn.failures.settings import PURPOSE, WatchSettings, start_monitor
 from chainermn.failures.wait import Wait, as_ranges
 
 #: Seconds of silence or waiting after which the watch ends a job.
@@ -45,19 +46,19 @@ class Ranks:
     Parameters
     ----------
     size : int
-    invitation : Invitation
-        Invitation of the monitor.
+    settings : WatchSettings
+        Settings of the watch.
     """
 
-    def __init__(self, size: int, invitation: Invitation) -> None:
-        self.period = invitation.period
+    def __init__(self, size: int, settings: WatchSettings) -> None:
+        self.period = settings.period
         self.members = as_ranges(range(size))
         self.stream = f"communicator 1 of ranks {self.members}"
         self.channels: list[Channel] = []
         self.reported_at: dict[int, float] = {}
         for rank in range(size):
             member = Member(rank, PURPOSE, f"host{rank // 8:02}", rank)
-            channel = invitation.entrance.enter(member)
+            channel = settings.endpoint.join(member)
             assert channel is not None
             self.channels.append(channel)
 
@@ -84,7 +85,7 @@ class Ranks:
                 due = start + (number - 1 + rank / len(self.channels)) * self.period
                 time.sleep(max(0.0, due - time.monotonic()))
                 report(rank, number)
-                channel.receive()
+                channel.receive(OF_MONITOR)
                 if is_over():
                     return
 
@@ -97,14 +98,14 @@ class Monitored:
         before = os.dup(2)
         os.dup2(writer, 2)
         try:
-            invitation, self.process = start_monitor(range(size), size, limit, is_one_host=True)
+            settings, self.process = start_monitor(range(size), size, limit, is_one_host=True)
         finally:
             os.dup2(before, 2)
             os.close(before)
             os.close(writer)
         os.set_blocking(reader, False)
         self._reader, self._said = reader, b""
-        self.ranks = Ranks(size, invitation)
+        self.ranks = Ranks(size, settings)
 
     def said(self) -> str:
         """Return the messages of the monitor on standard error."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import chainermn
-from chainermn.failures.invitation import Invitation
+from chainermn.failures.settings import WatchSettings
 from chainermn.failures.watch import Watch
 
 
@@ -37,7 +37,7 @@ def main(how: str, folder: Path) -> None:
         train(comm, folder / "never")
     if how == "never":
         if is_last:
-            Invitation.accept = lambda *_: None  # type: ignore[method-assign, assignment]
+            WatchSettings.connect = lambda *_: None  # type: ignore[method-assign, assignment]
         comm = chainermn.create_communicator("naive")
         watches = [each for each in threading.enumerate() if isinstance(each, Watch)]
         while comm.rank == 0 and is_open(watches[0]):
@@ -54,7 +54,7 @@ def main(how: str, folder: Path) -> None:
 def is_open(watched: Watch) -> bool:
     """Tell whether a watch's monitor is still listening."""
     with socket.socket() as stranger:
-        return stranger.connect_ex(watched.invitation.entrance.addresses[0]) == 0
+        return stranger.connect_ex(watched.settings.endpoint.addresses[0]) == 0
 
 
 def train(comm: chainermn.CommunicatorBase, until: Path) -> None:

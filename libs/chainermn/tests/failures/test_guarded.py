@@ -22,11 +22,11 @@ from typing import Any
 
 import pytest
 
+from chainermn.connections.channel import Channel
+from chainermn.connections.joining import LOOPBACK, Endpoint
 from chainermn.failures import guard, guarded
-from chainermn.failures.channel import Channel
 from chainermn.failures.guarded import hold_files, release_files
-from chainermn.failures.invitation import Invitation
-from chainermn.failures.joining import LOOPBACK, Entrance
+from chainermn.failures.settings import WatchSettings
 from chainermn.failures.watch import Watch
 from chainermn.process.processes import Process
 from chainermn.testing.mpiexec import run_job
@@ -293,12 +293,12 @@ def test_files_stay_open_when_a_rank_is_gone_whose_child_lives(
     holding: threading.Event, file: tuple[int, FileIO]
 ) -> None:
     reader, writer = file
-    invitation = Invitation("there", Entrance([], ""), "0-5", 6, limit=0.0, period=1.0)
+    settings = WatchSettings("there", Endpoint([], ""), "0-5", 6, limit=0.0, period=1.0)
     with (
         socket.create_server((LOOPBACK, 0)) as listening,
         socket.create_connection(listening.getsockname()) as connection,
     ):
-        watched = Watch(invitation, 2, Channel(connection))
+        watched = Watch(settings, 2, Channel(connection))
         watched.held = hold_files()
         assert watched.held is not None
         child = os.fork()

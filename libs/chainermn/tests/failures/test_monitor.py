@@ -18,27 +18,25 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from chainermn.connections.joining import LOOPBACK, Endpoint, listen
+from chainermn.connections.messages import Address, Member, Message, encode
 from chainermn.failures import monitor
 from chainermn.failures.ending import use_terminal
-from chainermn.failures.invitation import PURPOSE, Invitation
-from chainermn.failures.joining import LOOPBACK, Entrance, listen
 from chainermn.failures.judgment import Judge, RankState, Verdict
 from chainermn.failures.messages import (
+    OF_MONITOR,
     Absent,
-    Address,
     End,
     Expect,
     Failing,
     Go,
     Listening,
-    Member,
-    Message,
     Report,
     Stop,
     Tick,
-    encode,
 )
 from chainermn.failures.monitor import Monitor
+from chainermn.failures.settings import PURPOSE, WatchSettings
 from chainermn.failures.wait import Wait
 from chainermn.process.processes import Process, find
 from libs.chainermn.tests.failures.conftest import select_with
@@ -54,8 +52,8 @@ M = TypeVar("M")
 class Rank:
     """The connection of a rank that has joined."""
 
-    def __init__(self, entrance: Entrance, number: int) -> None:
-        channel = entrance.enter(Member(number, PURPOSE, "here", 100 + number))
+    def __init__(self, endpoint: Endpoint, number: int) -> None:
+        channel = endpoint.join(Member(number, PURPOSE, "here", 100 + number))
         assert channel is not None
         self.channel = channel
         self._heard: list[Message] = []
@@ -75,7 +73,7 @@ class Rank:
                         del self._heard[: number + 1]
                         return message
                 assert selector.select(deadline - time.monotonic()), kind
-                self._heard = self.channel.receive()
+                self._heard = self.channel.receive(OF_MONITOR)
                 self.all += self._heard
 
 
@@ -102,10 +100,10 @@ class Running:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         sockets = listen([LOOPBACK])
-        self.entrance = Entrance.to(sockets)
+        self.endpoint = Endpoint.of(sockets)
         ranks = f"0-{expected - 1}"
-        invitation = Invitation(
-            "here", self.entrance, ranks, size, limit, PERIOD, has_terminal=has_terminal
+        settings = WatchSettings(
+            "here", self.endpoint, ranks, size, limit, PERIOD, has_terminal=has_terminal
         )
         self._clock = clock
         self._n_looks = 0
@@ -116,7 +114,7 @@ class Running:
         monkeypatch.setattr(monitor, "Judge", self._note)
         if clock is not None:
             monkeypatch.setattr(monitor, "AwakeClock", lambda longest_step: clock)
-        running = Monitor(sockets, invitation, find(starter))
+        running = Monitor(sockets, settings, find(starter))
         self._thread = threading.Thread(target=running.run, daemon=True)
         self._thread.start()
         self._ranks: list[Rank] = []
@@ -134,7 +132,7 @@ class Running:
         return SimpleNamespace(verdicts=verdicts)
 
     def join(self, n_ranks: int) -> list[Rank]:
-        self._ranks = [Rank(self.entrance, number) for number in range(n_ranks)]
+        self._ranks = [Rank(self.endpoint, number) for number in range(n_ranks)]
         return self._ranks
 
     def wait_until_heard(self, rank: int, at: float) -> None:
@@ -379,10 +377,10 @@ def test_silent_rank_is_not_the_one_to_end_the_job(start: Start, said: Said) -> 
 def test_strangers_neither_end_the_job_nor_are_missed(start: Start) -> None:
     running = start(3)
     first, _ = running.join(2)
-    with socket.create_connection(running.entrance.addresses[0]) as stranger:
+    with socket.create_connection(running.endpoint.addresses[0]) as stranger:
         stranger.sendall(encode(Failing("a stranger's")))
         assert stranger.recv(1) == b""
-    with socket.create_connection(running.entrance.addresses[0]):
+    with socket.create_connection(running.endpoint.addresses[0]):
         assert first.hear(Tick) == first.hear(Tick)
     assert first.hear(Tick) == first.hear(Tick)
 
@@ -397,14 +395,14 @@ def wait_until_nobody_can_connect(running: Running, address: Address | None = No
     is_open = True
     while is_open:
         with socket.socket() as stranger:
-            refused = stranger.connect_ex(address or running.entrance.addresses[0])
+            refused = stranger.connect_ex(address or running.endpoint.addresses[0])
             is_open = refused != errno.ECONNREFUSED
 
 
 def test_ranks_that_cannot_connect_are_not_waited_for(start: Start) -> None:
     running = start(4)
     first, _ = running.join(2)
-    with socket.create_connection(running.entrance.addresses[0]) as stranger:
+    with socket.create_connection(running.endpoint.addresses[0]) as stranger:
         first.channel.send(Absent("2-3"))
         assert stranger.recv(1) == b""
     wait_until_nobody_can_connect(running)
@@ -416,12 +414,12 @@ def test_it_listens_again_for_ranks_that_come_later(start: Start) -> None:
     wait_until_nobody_can_connect(running)
     first.channel.send(Expect("2-3"))
     where = first.hear(Listening).addresses
-    entrance = running.entrance._replace(addresses=where)
-    third = Rank(entrance, 2)
+    endpoint = running.endpoint._replace(addresses=where)
+    third = Rank(endpoint, 2)
     first.channel.send(Expect("1-2"))  # both have joined already
     assert first.hear(Listening).addresses == where
     third.report(left=True)
-    fourth = Rank(entrance, 3)
+    fourth = Rank(endpoint, 3)
     wait_until_nobody_can_connect(running, where[0])
     for late in (third, fourth):
         late.channel.send(Stop())

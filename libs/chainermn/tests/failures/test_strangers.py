@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from chainermn.testing.mpiexec import Job, run_job
-from libs.chainermn.tests.failures.strangers import visit
+from libs.chainermn.tests.connections.strangers import visit
 
 T = TypeVar("T")
 

@@ -18,22 +18,22 @@ from typing import Any, TypeVar
 
 import pytest
 
+from chainermn.connections.joining import LOOPBACK, Endpoint, Listener, listen
+from chainermn.connections.messages import Address, Message
 from chainermn.failures import watch
 from chainermn.failures.activity import waiting
-from chainermn.failures.invitation import PURPOSE, Invitation
-from chainermn.failures.joining import LOOPBACK, Entrance, Listener, listen
 from chainermn.failures.messages import (
-    Address,
+    OF_RANK,
     End,
     Expect,
     Failing,
     Go,
     Listening,
-    Message,
     Report,
     Stop,
     Tick,
 )
+from chainermn.failures.settings import PURPOSE, WatchSettings
 from chainermn.failures.watch import Watch
 from chainermn.process import main_thread
 from chainermn.process.main_thread import Interrupts
@@ -54,15 +54,15 @@ class Peer:
 
     def __init__(self, limit: float) -> None:
         sockets = listen([LOOPBACK])
-        entrance = Entrance.to(sockets)
-        self._listener = Listener(sockets, entrance.key, range(4), [PURPOSE])
+        endpoint = Endpoint.of(sockets)
+        self._listener = Listener(sockets, endpoint.key, range(4), [PURPOSE])
         self._messages: list[Message] = []
-        self.invitation = Invitation("there", entrance, "0-3", 4, limit, period=0.05)
+        self.settings = WatchSettings("there", endpoint, "0-3", 4, limit, period=0.05)
         thread = threading.Thread(target=self._welcome, daemon=True)
         thread.start()
-        channel = self.invitation.accept(3)
+        channel = self.settings.connect(3)
         assert channel is not None
-        self.watch = Watch(self.invitation, 3, channel)
+        self.watch = Watch(self.settings, 3, channel)
         self.watch.start()
         thread.join(TIMEOUT)
 
@@ -77,7 +77,7 @@ class Peer:
             selector.register(self.channel, selectors.EVENT_READ)
             while not self._messages:
                 assert selector.select(TIMEOUT)
-                self._messages = self.channel.receive()
+                self._messages = self.channel.receive(OF_RANK)
         return self._messages.pop(0)
 
     def hear_of(self, kind: type[M], expected: Callable[[M], object] = bool) -> M:
@@ -273,18 +273,18 @@ def test_rank_that_fails_and_hears_nothing_says_why(meet: Meet) -> None:
 def test_monitor_that_cannot_be_reached() -> None:
     (listening,) = listen([LOOPBACK])
     with listening:
-        invitation = Invitation("there", Entrance.to([listening]), "0-3", 4, 0.0, 0.05)
-    assert invitation.accept(3) is None
+        settings = WatchSettings("there", Endpoint.of([listening]), "0-3", 4, 0.0, 0.05)
+    assert settings.connect(3) is None
 
 
 def test_where_ranks_that_come_later_are_to_connect(meet: Meet) -> None:
     peer = meet()
     with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(peer.watch.entrance_for, [4, 5])
+        found = threads.submit(peer.watch.endpoint_for, [4, 5])
         assert peer.hear_of(Expect) == Expect("4-5")
         peer.channel.send(Listening([Address("127.0.0.1", 7)]))
-        entrance = found.result(TIMEOUT)
-    assert entrance == ([("127.0.0.1", 7)], peer.invitation.entrance.key)
+        endpoint = found.result(TIMEOUT)
+    assert endpoint == ([("127.0.0.1", 7)], peer.settings.endpoint.key)
     peer.channel.send(Go())
 
 

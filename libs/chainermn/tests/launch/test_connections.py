@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from chainermn.launch.connections import Listener, connect, take_entrance
+from chainermn.launch.connections import Listener, connect, take_endpoint
 
 
 @pytest.mark.parametrize("hosts", [None, [("a", 1), ("b", 1)]])
 def test_rank_is_heard(hosts: list[tuple[str, int]] | None) -> None:
     with Listener(4, hosts) as listener, ThreadPoolExecutor(1) as threads:
         environment = dict(listener.environment)
-        entrance = take_entrance(environment)
-        assert entrance.key not in str(environment)
-        on_rank = threads.submit(connect, entrance, 3, "call")
+        endpoint = take_endpoint(environment)
+        assert endpoint.key not in str(environment)
+        on_rank = threads.submit(connect, endpoint, 3, "call")
         while not (accepted := listener.accept()):
             time.sleep(0.001)
         ((ours, member),) = accepted
@@ -28,13 +28,13 @@ def test_rank_is_heard(hosts: list[tuple[str, int]] | None) -> None:
 
 def test_only_this_host_is_listened_to_unless_there_are_others() -> None:
     with Listener(1, None) as listener:
-        ((address, _),) = take_entrance(listener.environment).addresses
+        ((address, _),) = take_endpoint(listener.environment).addresses
         assert address == "127.0.0.1"
 
 
 def test_no_caller() -> None:
     with Listener(2, None) as listener:
-        entrance = take_entrance(dict(listener.environment))
-    ((_, port),) = entrance.addresses
+        endpoint = take_endpoint(dict(listener.environment))
+    ((_, port),) = endpoint.addresses
     with pytest.raises(ConnectionError, match=rf"any of these: 127\.0\.0\.1 \(port {port}\)"):
-        connect(entrance, 1, "call")
+        connect(endpoint, 1, "call")

@@ -18,26 +18,25 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from chainermn.failures.channel import Channel, MalformedError
+from chainermn.connections.channel import Channel, MalformedError
+from chainermn.connections.joining import Listener
+from chainermn.connections.messages import Member, Message, encode
 from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once, use_terminal
 from chainermn.failures.guard import SECONDS_HELD
-from chainermn.failures.invitation import PURPOSE, Invitation
-from chainermn.failures.joining import Listener
 from chainermn.failures.judgment import Judge, RankState
 from chainermn.failures.messages import (
+    OF_RANK,
     Absent,
     End,
     Expect,
     Failing,
     Go,
     Listening,
-    Member,
-    Message,
     Report,
     Stop,
     Tick,
-    encode,
 )
+from chainermn.failures.settings import PURPOSE, WatchSettings
 from chainermn.failures.wait import from_ranges, last_of
 from chainermn.process.clock import AwakeClock
 from chainermn.process.processes import Process, find, launchers_of, shared_memory_of, unlink_all
@@ -50,7 +49,7 @@ _PAUSE = 0.05
 _SECONDS_FOR_RANKS = 15.0
 
 
-def main(sockets: list[int], invitation: list[Any], pid: int) -> None:
+def main(sockets: list[int], settings: list[Any], pid: int) -> None:
     """Run a monitor, in the process that `start_monitor` starts."""
     # Each rank needs a socket, and until it has joined one for each address that it tries.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -58,7 +57,7 @@ def main(sockets: list[int], invitation: list[Any], pid: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listening = [socket.socket(fileno=each) for each in sockets]
     rank, memory = find(pid), shared_memory_of(pid)
-    Monitor(listening, Invitation.from_json(invitation), rank).run()
+    Monitor(listening, WatchSettings.from_json(settings), rank).run()
     if rank is None or not rank.is_alive():  # otherwise it removes this itself, as it leaves MPI
         unlink_all(memory)
 
@@ -70,19 +69,19 @@ class Monitor:
     """
 
     def __init__(
-        self, sockets: Sequence[socket.socket], invitation: Invitation, starter: Process | None
+        self, sockets: Sequence[socket.socket], settings: WatchSettings, starter: Process | None
     ) -> None:
-        key = invitation.entrance.key
-        self._listener = Listener(sockets, key, from_ranges(invitation.ranks), [PURPOSE])
-        self._invitation = invitation
-        use_terminal(invitation.has_terminal)
+        key = settings.endpoint.key
+        self._listener = Listener(sockets, key, from_ranges(settings.ranks), [PURPOSE])
+        self._settings = settings
+        use_terminal(settings.has_terminal)
         # None as soon as a rank has joined.
         self._starter = starter
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         # Reports only closed connections; exists only on Linux.
         self._ends = select.epoll() if sys.platform == "linux" else None
-        self._clock = AwakeClock(2 * invitation.period)
+        self._clock = AwakeClock(2 * settings.period)
         self._members: dict[Channel, RankState] = {}
         self._warned_at: dict[str, float] = {}
         self._launchers = launchers_of(os.getpid())
@@ -98,7 +97,7 @@ class Monitor:
         """Receive reports and judge them until all ranks are gone."""
         next_look = next_tick = 0.0
         while not self._is_done():
-            ready = [key.fileobj for key, _ in self._selector.select(self._invitation.period / 4)]
+            ready = [key.fileobj for key, _ in self._selector.select(self._settings.period / 4)]
             are_members = all(it in self._members for it in ready)
             for it in ready:
                 if isinstance(it, Channel):
@@ -110,9 +109,9 @@ class Monitor:
                 if now >= self._end_at and not self._is_told:
                     self._tell_to_end()
             elif now >= next_look:
-                next_look = now + self._invitation.period
+                next_look = now + self._settings.period
                 if now >= next_tick:
-                    next_tick = now + self._invitation.seconds_between_ticks
+                    next_tick = now + self._settings.seconds_between_ticks
                     self._broadcast(Tick())
                 self._judge()
             if ready and are_members:
@@ -124,7 +123,7 @@ class Monitor:
         """Wait a little, unless a rank is gone: then mpiexec may soon end the others."""
         if self._ends is None:
             return
-        for file, _ in self._ends.poll(self._invitation.period * _PAUSE):
+        for file, _ in self._ends.poll(self._settings.period * _PAUSE):
             for channel in [member for member in self._members if member.fileno() == file]:
                 while channel in self._members:
                     self._hear(channel)
@@ -148,7 +147,7 @@ class Monitor:
 
     def _hear(self, channel: Channel) -> None:
         try:
-            for message in channel.receive():
+            for message in channel.receive(OF_RANK):
                 self._take(channel, message)
         except ConnectionError as error:
             self._selector.unregister(channel)
@@ -185,8 +184,6 @@ class Monitor:
         elif isinstance(message, Absent):
             self._check_ranks(message.ranks)
             self._listener.expect_no_more(from_ranges(message.ranks))
-        else:
-            raise MalformedError(f"{message} is not a message of a rank")
 
     def _note(self, state: RankState, report: Report, now: float) -> None:
         calls = [*([report.main] if report.main else []), *report.others]
@@ -206,16 +203,16 @@ class Monitor:
     def _check_ranks(self, ranges: str) -> None:
         """Raise MalformedError unless these are ranks of the job."""
         try:
-            is_right = last_of(ranges) < self._invitation.size
+            is_right = last_of(ranges) < self._settings.size
         except ValueError:
             is_right = False
         if not is_right:
             raise MalformedError(
-                f"expected ranks below {self._invitation.size}, got {ranges[:60]!r}"
+                f"expected ranks below {self._settings.size}, got {ranges[:60]!r}"
             )
 
     def _judge(self) -> None:
-        now, limit = self._clock.read(), self._invitation.limit
+        now, limit = self._clock.read(), self._settings.limit
         for verdict in Judge(self._members.values(), now, limit).verdicts():
             if verdict.is_fatal:
                 self._end(verdict.text)
@@ -232,7 +229,7 @@ class Monitor:
 
     def _tell_to_end(self) -> None:
         if self._first is None:
-            lately = self._clock.read() - 3 * self._invitation.period - _SECONDS_FOR_MPIEXEC
+            lately = self._clock.read() - 3 * self._settings.period - _SECONDS_FOR_MPIEXEC
             able = [state.rank for state in self._members.values() if state.heard_at > lately]
             self._first = min(able, default=None)
         self._broadcast(End(self._first, self._reason))

@@ -17,27 +17,26 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from chainermn.connections.channel import Channel, MalformedError
+from chainermn.connections.joining import Endpoint
+from chainermn.connections.messages import Address, Message
 from chainermn.failures import activity
 from chainermn.failures.activity import world_ranks
-from chainermn.failures.channel import Channel, MalformedError
 from chainermn.failures.ending import SECONDS_FOR_THE_FIRST, end_job, use_terminal
 from chainermn.failures.guarded import hold_files, release_files
-from chainermn.failures.invitation import Invitation, start_monitor
-from chainermn.failures.joining import Entrance
 from chainermn.failures.limits import stall_limit, turn
 from chainermn.failures.messages import (
+    OF_MONITOR,
     Absent,
-    Address,
     End,
     Expect,
     Failing,
     Go,
     Listening,
-    Message,
     Report,
     Stop,
-    Tick,
 )
+from chainermn.failures.settings import WatchSettings, start_monitor
 from chainermn.failures.wait import Wait, as_ranges
 from chainermn.process.clock import AwakeClock
 from chainermn.process.main_thread import Interrupts, place
@@ -71,7 +70,7 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     if len(ranks) == 1 or min(ranks) < 0:  # alone, or among processes started later
         return
     # Use few collectives, because they are slow if many ranks share a core.
-    known, new, monitor = _watch and _watch.invitation, None, None
+    known, new, monitor = _watch and _watch.settings, None, None
     if mpi_comm.rank == 0 and known is None:
         from mpi4py import MPI
 
@@ -93,17 +92,17 @@ def join(mpi_comm: MPI.Intracomm) -> None:
         _monitor = monitor
     if not newcomers:
         return
-    invitation = everywhere[0][2]
+    settings = everywhere[0][2]
     if watched is not None:  # its monitor has stopped listening
-        entrance = None
+        endpoint = None
         if _watch is not None and mpi_comm.rank == watched:
-            entrance = _watch.entrance_for(newcomers)
-        invitation = everywhere[watched][1]._replace(entrance=mpi_comm.bcast(entrance, watched))
+            endpoint = _watch.endpoint_for(newcomers)
+        settings = everywhere[watched][1]._replace(endpoint=mpi_comm.bcast(endpoint, watched))
     if not _has_joined:
         _has_joined = True
         rank = ranks[mpi_comm.rank]
-        if channel := invitation and invitation.accept(rank):
-            _watch = Watch(invitation, rank, channel)
+        if channel := settings and settings.connect(rank):
+            _watch = Watch(settings, rank, channel)
             _watch.start()
             _watch.held = hold_files()
         os.register_at_fork(after_in_child=_stop_in_child)
@@ -174,12 +173,12 @@ def _stop_in_child() -> None:
 class Watch(threading.Thread):
     """A thread that reports a rank's activity to the monitor, and ends the rank when told to."""
 
-    def __init__(self, invitation: Invitation, rank: int, channel: Channel) -> None:
+    def __init__(self, settings: WatchSettings, rank: int, channel: Channel) -> None:
         super().__init__(name="chainermn-watch", daemon=True)
-        self.invitation = invitation
+        self.settings = settings
         #: Connection that keeps this rank's files open, as returned by `hold_files`.
         self.held: socket.socket | None = None
-        use_terminal(invitation.has_terminal)
+        use_terminal(settings.has_terminal)
         self._rank = rank
         self._me = f"rank {rank} on {socket.gethostname()}"
         self._channel = channel
@@ -190,7 +189,7 @@ class Watch(threading.Thread):
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
-        self._clock = AwakeClock(2 * invitation.period)
+        self._clock = AwakeClock(2 * settings.period)
         self._heard_at = 0.0
         self._seen_at: dict[Wait, float] = {}
         self._counts: dict[str, int] = {}
@@ -208,7 +207,7 @@ class Watch(threading.Thread):
         """Report and listen until all ranks have left."""
         next_report = 0.0
         while not self._is_over:
-            for key, _ in self._selector.select(self.invitation.period / 2):
+            for key, _ in self._selector.select(self.settings.period / 2):
                 if key.fileobj is self._channel:
                     self._hear()
                 else:
@@ -216,7 +215,7 @@ class Watch(threading.Thread):
                     next_report = 0.0
             now = self._clock.read()
             if now >= next_report:
-                next_report = now + self.invitation.period
+                next_report = now + self.settings.period
                 self._report(now)
             self._check_silence(now)
             if self._interrupts.are_ignored():
@@ -242,13 +241,13 @@ class Watch(threading.Thread):
         self._channel.send(Stop())
         self._is_over = True
 
-    def entrance_for(self, ranks: Sequence[int]) -> Entrance:
+    def endpoint_for(self, ranks: Sequence[int]) -> Endpoint:
         """Ask the monitor to listen again for these ranks, which join after others."""
         self._listening.clear()
         self._addresses = []
         self._channel.send(Expect(as_ranges(ranks)))
         self._listening.wait(_SECONDS_FOR_LISTENING)
-        return Entrance(self._addresses, self.invitation.entrance.key)
+        return Endpoint(self._addresses, self.settings.endpoint.key)
 
     def say_absent(self, ranks: Sequence[int]) -> None:
         """Announce that these ranks cannot join, so that the monitor stops listening for them."""
@@ -287,14 +286,14 @@ class Watch(threading.Thread):
 
     def _hear(self) -> None:
         try:
-            for message in self._channel.receive():
+            for message in self._channel.receive(OF_MONITOR):
                 self._take(message)
         except ConnectionError as error:
             how = "been killed"
             if isinstance(error, MalformedError):
                 how = f"sent something that it never sends ({error})"
             self._end(
-                f"the process that watches over the job on {self.invitation.host} has {how}. "
+                f"the process that watches over the job on {self.settings.host} has {how}. "
                 f"Reported by {self._me}.",
                 after=turn(self._rank),
             )
@@ -311,8 +310,6 @@ class Watch(threading.Thread):
         elif isinstance(message, Listening):
             self._addresses = message.addresses
             self._listening.set()
-        elif not isinstance(message, Tick):
-            raise MalformedError(f"{message} is not a message of a monitor")
 
     def _report(self, now: float) -> None:
         waits, counts = activity.waits(), activity.counts()
@@ -329,15 +326,15 @@ class Watch(threading.Thread):
 
     def _aged(self, wait: Wait, now: float) -> Wait:
         """Replace the start of a call with its age, without any time this process was stopped."""
-        longest = now - self._seen_at[wait] + self.invitation.period
+        longest = now - self._seen_at[wait] + self.settings.period
         return wait._replace(since=min(time.monotonic() - wait.since, longest))
 
     def _check_silence(self, now: float) -> None:
-        silence, limit = now - self._heard_at, self.invitation.limit
+        silence, limit = now - self._heard_at, self.settings.limit
         if limit and silence > limit:
             call = next((f"in {wait.name}, " for wait, is_main in activity.waits() if is_main), "")
             self._end(
-                f"nothing has come from {self.invitation.host} for {silence:.0f} s: that host or "
+                f"nothing has come from {self.settings.host} for {silence:.0f} s: that host or "
                 f"the network is down. Reported by {self._me}, {call}at {place()}.",
                 after=turn(self._rank),
             )

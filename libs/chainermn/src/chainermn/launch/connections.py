@@ -10,10 +10,10 @@ import time
 from collections.abc import MutableMapping, Sequence
 from multiprocessing.connection import Connection
 
-from chainermn.failures import joining
-from chainermn.failures.channel import Channel
-from chainermn.failures.joining import LOOPBACK, Entrance, listen, own_addresses
-from chainermn.failures.messages import Address, Member
+from chainermn.connections import joining
+from chainermn.connections.channel import Channel
+from chainermn.connections.joining import LOOPBACK, Endpoint, listen, own_addresses
+from chainermn.connections.messages import Address, Member
 
 #: Variable that names the job; all of the job's processes inherit it.
 JOB = "_CHAINERMN_RUN"
@@ -37,7 +37,7 @@ class Listener:
 
     def __init__(self, size: int, hosts: Sequence[object] | None) -> None:
         sockets = listen([LOOPBACK] if hosts is None else own_addresses())
-        addresses, key = Entrance.to(sockets)
+        addresses, key = Endpoint.of(sockets)
         self._listener = joining.Listener(sockets, key, range(size), PURPOSES)
         places = [f"{address} {port}" for address, port in addresses]
         self.environment = {JOB: " ".join((secrets.token_hex(8), *places)), _KEY: key}
@@ -47,7 +47,7 @@ class Listener:
         return self._listener.fileno()
 
     def accept(self) -> list[tuple[Connection, Member]]:
-        """Return new connections of ranks, without those of strangers."""
+        """Return new connections of ranks, without those of unauthenticated peers."""
         joined = self._listener.serve(time.monotonic())
         return [(_connection(channel), member) for channel, member in joined]
 
@@ -58,19 +58,19 @@ class Listener:
         self._listener.close()
 
 
-def take_entrance(environment: MutableMapping[str, str]) -> Entrance:
-    """Return the entrance described by `Listener.environment`; remove the key from children."""
+def take_endpoint(environment: MutableMapping[str, str]) -> Endpoint:
+    """Return the endpoint described by `Listener.environment`; remove the key from children."""
     _, *places = environment[JOB].split()
     addresses = map(Address, places[::2], map(int, places[1::2]))
-    return Entrance([*addresses], environment.pop(_KEY))
+    return Endpoint([*addresses], environment.pop(_KEY))
 
 
-def connect(entrance: Entrance, rank: int, purpose: str) -> Connection:
+def connect(endpoint: Endpoint, rank: int, purpose: str) -> Connection:
     """Connect a rank for a purpose; raise ConnectionError if that is impossible."""
     host = socket.gethostname()
-    channel = entrance.enter(Member(rank, purpose, host, os.getpid()))
+    channel = endpoint.join(Member(rank, purpose, host, os.getpid()))
     if channel is None:
-        tried = ", ".join(f"{address} (port {port})" for address, port in entrance.addresses)
+        tried = ", ".join(f"{address} (port {port})" for address, port in endpoint.addresses)
         raise ConnectionError(f"rank {rank} on {host} cannot connect to any of these: {tried}")
     return _connection(channel)
 

@@ -147,7 +147,7 @@ class Ranks:
             ready = self._selector.select(_PERIOD)
             for key, _ in ready:
                 key.data()
-            self._accept()  # also drops strangers that send nothing
+            self._accept()  # also drops peers that send nothing
             if has_ended and not ready:
                 return
 

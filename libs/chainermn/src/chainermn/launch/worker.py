@@ -16,7 +16,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from chainermn.failures import stop_watching
-from chainermn.launch.connections import JOB, connect, take_entrance
+from chainermn.launch.connections import JOB, connect, take_endpoint
 from chainermn.launch.failure import Failure
 from chainermn.launch.pickles import dumps
 from chainermn.process.processes import find, inheriting, numbers_in, shared_memory_of, unlink_all
@@ -27,10 +27,10 @@ def main() -> None:
     numbers = numbers_in(os.environ)
     assert numbers is not None, "only mpiexec may start this"
     rank = numbers.rank
-    entrance = take_entrance(os.environ)
+    endpoint = take_endpoint(os.environ)
     for stream in ("stdout", "stderr"):
-        _redirect(stream, connect(entrance, rank, stream))
-    caller = _closed_first(connect(entrance, rank, "call"))
+        _redirect(stream, connect(endpoint, rank, stream))
+    caller = _closed_first(connect(endpoint, rank, "call"))
     os.register_at_fork(after_in_child=caller.close)
     try:
         surroundings, call = caller.recv()

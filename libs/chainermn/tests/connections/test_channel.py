@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from chainermn.failures.channel import Channel, MalformedError
+from chainermn.connections.channel import Channel, MalformedError
 from chainermn.failures.messages import End, Failing
+
+KINDS = (End, Failing)
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
 
 def receive(channel: Channel) -> list[object]:
     """Wait for messages, and return them."""
-    while not (messages := channel.receive()):
+    while not (messages := channel.receive(KINDS)):
         pass
     return [*messages]
 
@@ -33,28 +35,28 @@ def receive(channel: Channel) -> list[object]:
 def test_what_follows_the_first_message_is_kept(ends: tuple[Channel, socket.socket]) -> None:
     channel, peer = ends
     peer.sendall(b'["End", 1, ""]\n["Failing", "2"]\n["End", 3, ""]\n')
-    while not (first := channel.receive(only_first=True)):
+    while not (first := channel.receive(KINDS, only_first=True)):
         pass
     assert first == [End(1, "")]
-    assert channel.receive() == [Failing("2"), End(3, "")]
-    assert channel.receive() == []
+    assert channel.receive(KINDS) == [Failing("2"), End(3, "")]
+    assert channel.receive(KINDS) == []
 
 
 def test_message_in_parts(ends: tuple[Channel, socket.socket]) -> None:
     channel, peer = ends
     peer.sendall(b'["End", 1')
-    while channel.receive():
+    while channel.receive(KINDS):
         pass
     peer.sendall(b'2, ""]\n')
     assert receive(channel) == [End(12, "")]
 
 
-def test_little_is_read_of_strangers(ends: tuple[Channel, socket.socket]) -> None:
+def test_little_is_read_before_authentication(ends: tuple[Channel, socket.socket]) -> None:
     channel, peer = ends
     peer.sendall(b"x" * (1 << 16))
-    with pytest.raises(MalformedError, match="more than 4096 bytes from a stranger"):
+    with pytest.raises(MalformedError, match="more than 4096 bytes from an unauthenticated peer"):
         while True:
-            channel.receive()
+            channel.receive(KINDS)
     peer.shutdown(socket.SHUT_WR)
     with channel.detach() as unread, unread.makefile("rb") as file:
         assert len(file.read()) == (1 << 16) - 4096
@@ -76,10 +78,10 @@ def test_ranks_may_send_much_but_no_endless_message(
             try:
                 peer.send(b"x" * (1 << 16))
             except BlockingIOError:
-                channel.receive()
+                channel.receive(KINDS)
 
 
-@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b'["End", "x"]\n'])
+@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b'["End", "x"]\n', b'["Go"]\n'])
 def test_not_a_message(line: bytes, ends: tuple[Channel, socket.socket]) -> None:
     channel, peer = ends
     peer.sendall(line)

@@ -1,4 +1,4 @@
-"""Connect ranks to a process of their job, although strangers may reach the same addresses.
+"""Connect ranks to a process of their job, although anybody may reach the same addresses.
 
 Both ends prove that they know the key of the job: each answers the other's random number (nonce)
 with its HMAC-SHA256. The key never travels on these connections; MPI and mpiexec, which are
@@ -20,10 +20,10 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
-from chainermn.failures.channel import Channel, MalformedError
-from chainermn.failures.messages import (
+from chainermn.connections.channel import Channel, MalformedError
+from chainermn.connections.messages import (
     Address,
     Challenge,
     Hello,
@@ -34,11 +34,13 @@ from chainermn.failures.messages import (
 )
 from chainermn.process.clock import AwakeClock
 
+M = TypeVar("M", bound=Message)
+
 LOOPBACK = "127.0.0.1"
-# Seconds that a stranger gets to prove itself.
-_SECONDS_FOR_STRANGERS = 5.0
-# Places for strangers at each address, even if few ranks are expected; also the number that are
-# accepted at once before anyone is heard.
+# Seconds that a peer gets to authenticate.
+_SECONDS_TO_AUTHENTICATE = 5.0
+# Places for unauthenticated peers at each address, even if few ranks are expected; also the number
+# that are accepted at once before anyone is heard.
 _FEWEST_PLACES = 64
 # The peer's kernel accepts a connection quickly, but its process may be busy starting.
 _SECONDS_TO_CONNECT = 3.0
@@ -46,7 +48,7 @@ _SECONDS_TO_ANSWER = 30.0
 # Seconds before a rank tries a connection again. If a flood fills the listener's queue, the rank
 # gets no error, and the kernel itself only tries again after 1 s and 3 s.
 _SECONDS_TO_CONNECT_ONCE = 0.5
-# Seconds between two attempts of a rank that lost its place to strangers.
+# Seconds between two attempts of a rank that lost its place to other peers.
 _SECONDS_BETWEEN = 0.1
 _SIOCGIFADDR = 0x8915
 
@@ -78,16 +80,16 @@ def listen(addresses: Iterable[str]) -> list[socket.socket]:
     return sockets
 
 
-class _Stranger(NamedTuple):
+class _Unauthenticated(NamedTuple):
     #: When it connected, from where, and to which of the listener's addresses.
     since: float
     origin: str
     address: str
-    #: What it has to prove; None until it has said hello.
-    exchange: _Exchange | None = None
+    #: Facts to prove; None until it has said hello.
+    handshake: _Handshake | None = None
 
 
-class _Exchange(NamedTuple):
+class _Handshake(NamedTuple):
     """The facts that both ends know when they prove themselves to each other."""
 
     key: str
@@ -110,9 +112,9 @@ class Listener:
     """Accepts peers that prove that they belong to the job, each rank once for each purpose.
 
     When all ranks have joined, it stops listening and drops everyone else. Until then, it drops
-    strangers after 5 seconds or 4 KiB. If there are more strangers than there could be ranks, it
-    drops the oldest one from the address that has most of them. Peers that have said hello have
-    separate places, so a flood of connections alone cannot take those.
+    unauthenticated peers after 5 seconds or 4 KiB. If there are more of them than there could be
+    ranks, it drops the oldest one from the address that has most of them. Peers that have said
+    hello have separate places, so a flood of connections alone cannot take those.
 
     Parameters
     ----------
@@ -135,7 +137,7 @@ class Listener:
     ) -> None:
         self._key, self._purposes = key, purposes
         self._expected: set[tuple[int, str]] = set()
-        self._strangers: dict[Channel, _Stranger] = {}
+        self._peers: dict[Channel, _Unauthenticated] = {}
         self._n_places = _FEWEST_PLACES
         self._selector = selectors.DefaultSelector()
         self._sockets: list[socket.socket] = []
@@ -170,7 +172,7 @@ class Listener:
         ready = [key.fileobj for key, _ in self._selector.select(0)]
         # Hear those that have sent something before they may have to make room for others.
         for channel in ready:
-            if isinstance(channel, Channel) and channel in self._strangers:
+            if isinstance(channel, Channel) and channel in self._peers:
                 try:
                     if member := self._hear(channel):
                         joined.append((channel, member))
@@ -179,7 +181,7 @@ class Listener:
         for listening in ready:
             if isinstance(listening, socket.socket):
                 self._accept(listening, now)
-        while (oldest := self._oldest()) and now - oldest[1].since > _SECONDS_FOR_STRANGERS:
+        while (oldest := self._oldest()) and now - oldest[1].since > _SECONDS_TO_AUTHENTICATE:
             self._drop(oldest[0])
         if not self._expected:
             self.stop()
@@ -195,7 +197,7 @@ class Listener:
             listening = self._sockets.pop()
             self._selector.unregister(listening)
             listening.close()
-        for channel in [*self._strangers]:
+        for channel in [*self._peers]:
             self._drop(channel)
 
     def close(self) -> None:
@@ -216,33 +218,33 @@ class Listener:
             except BlockingIOError:
                 return
             except OSError:  # perhaps this process cannot open another file
-                self._drop_one_of(self._strangers)
+                self._drop_one_of(self._peers)
                 return
             self._make_room(has_greeted=False)
             channel = Channel(connection)
             address = connection.getsockname()[0]
-            self._strangers[channel] = _Stranger(now, origin, address)
+            self._peers[channel] = _Unauthenticated(now, origin, address)
             self._selector.register(channel, selectors.EVENT_READ)
 
     def _hear(self, channel: Channel) -> Member | None:
-        for message in channel.receive(only_first=True):
-            stranger = self._strangers[channel]
-            exchange = stranger.exchange
-            if isinstance(message, Hello) and exchange is None:
+        for message in channel.receive((Hello, Join), only_first=True):
+            peer = self._peers[channel]
+            handshake = peer.handshake
+            if isinstance(message, Hello) and handshake is None:
                 self._make_room(has_greeted=True)
-                exchange = _exchange(self._key, stranger.address, message.nonce, _nonce())
-                self._strangers[channel] = stranger._replace(exchange=exchange)
-                proof = exchange.proof("listener")
-                channel.send(Challenge(exchange.nonce_of_listener, proof))
-            elif isinstance(message, Join) and exchange is not None:
+                handshake = _handshake(self._key, peer.address, message.nonce, _nonce())
+                self._peers[channel] = peer._replace(handshake=handshake)
+                proof = handshake.proof("listener")
+                channel.send(Challenge(handshake.nonce_of_listener, proof))
+            elif isinstance(message, Join) and handshake is not None:
                 member = message.member
-                if not exchange.is_proved(message.proof, "rank", *member):
+                if not handshake.is_proved(message.proof, "rank", *member):
                     raise MalformedError("not of this job")
                 if (member.rank, member.purpose) not in self._expected:
                     raise MalformedError("a rank that has joined before or does not exist")
                 self._expected.remove((member.rank, member.purpose))
                 self._selector.unregister(channel)
-                del self._strangers[channel]
+                del self._peers[channel]
                 channel.trust()
                 channel.send(Welcome())
                 return member
@@ -250,64 +252,64 @@ class Listener:
                 raise MalformedError("not what a rank would send")
         return None
 
-    def _oldest(self) -> tuple[Channel, _Stranger] | None:
-        return next(iter(self._strangers.items()), None)
+    def _oldest(self) -> tuple[Channel, _Unauthenticated] | None:
+        return next(iter(self._peers.items()), None)
 
     def _make_room(self, *, has_greeted: bool) -> None:
         """Make room for one more peer, among those that have said hello or those that have not."""
-        if len(self._strangers) >= self._n_places:
+        if len(self._peers) >= self._n_places:
             crowd = {
-                channel: stranger
-                for channel, stranger in self._strangers.items()
-                if (stranger.exchange is not None) is has_greeted
+                channel: peer
+                for channel, peer in self._peers.items()
+                if (peer.handshake is not None) is has_greeted
             }
             if len(crowd) >= self._n_places:
                 self._drop_one_of(crowd)
 
-    def _drop_one_of(self, crowd: dict[Channel, _Stranger]) -> None:
+    def _drop_one_of(self, crowd: dict[Channel, _Unauthenticated]) -> None:
         """Drop the oldest peer from the address that has most of them."""
         for origin, _ in Counter(each.origin for each in crowd.values()).most_common(1):
-            self._drop(next(it for it, stranger in crowd.items() if stranger.origin == origin))
+            self._drop(next(it for it, peer in crowd.items() if peer.origin == origin))
 
     def _drop(self, channel: Channel) -> None:
         self._selector.unregister(channel)
-        del self._strangers[channel]
+        del self._peers[channel]
         channel.close()
 
 
-class Entrance(NamedTuple):
+class Endpoint(NamedTuple):
     """The addresses of a `Listener`, and the key of the job."""
 
     addresses: list[Address]
     key: str
 
     @classmethod
-    def to(cls, sockets: Iterable[socket.socket]) -> Entrance:
-        """Return the entrance to these sockets, with a new key."""
+    def of(cls, sockets: Iterable[socket.socket]) -> Endpoint:
+        """Return the endpoint of these sockets, with a new key."""
         return cls([_address_of(each) for each in sockets], os.urandom(32).hex())
 
-    def enter(self, member: Member) -> Channel | None:
+    def join(self, member: Member) -> Channel | None:
         """Join at the first address whose listener knows the key; return None if none does."""
         patience = _Patience()
-        while met := self._meet(patience):
-            channel, exchange = met
-            join = Join(member, exchange.proof("rank", *member))
-            if isinstance(patience.answer(channel, join), Welcome):
+        while connected := self._connect(patience):
+            channel, handshake = connected
+            join = Join(member, handshake.proof("rank", *member))
+            if patience.answer(channel, join, Welcome) is not None:
                 channel.trust()
                 return channel
             channel.close()
             time.sleep(_SECONDS_BETWEEN)
         return None
 
-    def _meet(self, patience: _Patience) -> tuple[Channel, _Exchange] | None:
-        """Connect to a listener that proves itself; return the channel and the exchange."""
+    def _connect(self, patience: _Patience) -> tuple[Channel, _Handshake] | None:
+        """Connect to a listener that proves itself."""
         nonce = _nonce()
-        with contextlib.closing(patience.answers(self.addresses, Hello(nonce))) as answers:
-            for channel, address, message in answers:
-                if isinstance(message, Challenge):
-                    exchange = _exchange(self.key, address.host, nonce, message.nonce)
-                    if exchange.is_proved(message.proof, "listener"):
-                        return channel, exchange
+        answers = patience.answers(self.addresses, Hello(nonce), Challenge)
+        with contextlib.closing(answers):
+            for channel, address, challenge in answers:
+                handshake = _handshake(self.key, address.host, nonce, challenge.nonce)
+                if handshake.is_proved(challenge.proof, "listener"):
+                    return channel, handshake
                 channel.close()
         return None
 
@@ -321,12 +323,12 @@ class _Patience:
         self._deadline = self._start + _SECONDS_TO_CONNECT
 
     def answers(
-        self, addresses: Sequence[Address], question: Message
-    ) -> Generator[tuple[Channel, Address, Message], None, None]:
+        self, addresses: Sequence[Address], question: Message, kind: type[M]
+    ) -> Generator[tuple[Channel, Address, M], None, None]:
         """Iterate over the first answer from each address, with its connection.
 
         If a connection fails or closes before that, this tries again, unless the peer refuses the
-        connection or sends something other than a message.
+        connection or sends something other than a message of this type.
         """
         with selectors.DefaultSelector() as selector, _closing_all(selector):
             lost = [*addresses]
@@ -352,7 +354,7 @@ class _Patience:
                             channel.send(question)
                             selector.modify(channel, selectors.EVENT_READ, key.data)
                         # Only the first: whoever gets the channel reads the rest.
-                        messages = channel.receive(only_first=True)
+                        messages = channel.receive([kind], only_first=True)
                     except ConnectionError as error:
                         selector.unregister(channel)
                         channel.close()
@@ -361,19 +363,19 @@ class _Patience:
                     else:
                         for message in messages:
                             selector.unregister(channel)
-                            yield channel, key.data, message
+                            yield channel, key.data, cast(M, message)
                 if lost:
                     time.sleep(_SECONDS_BETWEEN)
 
-    def answer(self, channel: Channel, question: Message) -> Message | None:
-        """Return the peer's next message; None if it closes the connection or the time is up."""
+    def answer(self, channel: Channel, question: Message, kind: type[M]) -> M | None:
+        """Return the peer's answer of this type; None if there is none before the time is up."""
         channel.send(question)
         with selectors.DefaultSelector() as selector, contextlib.suppress(ConnectionError):
             selector.register(channel, selectors.EVENT_READ)
             while (left := self._deadline - self._clock.read()) > 0:
                 ready = selector.select(min(left, _SECONDS_TO_CONNECT_ONCE))
-                if ready and (messages := channel.receive(only_first=True)):
-                    return messages[0]
+                if ready and (messages := channel.receive([kind], only_first=True)):
+                    return cast(M, messages[0])
         return None
 
 
@@ -404,8 +406,8 @@ def _address_of(listening: socket.socket) -> Address:
     return Address(*listening.getsockname()[:2])
 
 
-def _exchange(key: str, address: str, *nonces: str) -> _Exchange:
-    return _Exchange(key, address.partition("%")[0], *nonces)
+def _handshake(key: str, address: str, *nonces: str) -> _Handshake:
+    return _Handshake(key, address.partition("%")[0], *nonces)
 
 
 def _nonce() -> str:

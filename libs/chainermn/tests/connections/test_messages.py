@@ -1,4 +1,4 @@
-"""What counts as a message when strangers may send anything."""
+"""What counts as a message when anybody may send anything."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from chainermn.failures.messages import End, Failing, Join, Member, Message, Report, decode, encode
+from chainermn.connections.messages import Join, Member, Message, decode, encode
+from chainermn.failures.messages import OF_MONITOR, OF_RANK, End, Failing, Report
 from chainermn.failures.wait import Wait
 
+KINDS = (*OF_RANK, *OF_MONITOR, Join)
 WAIT = Wait("communicator 1 of ranks 0-1", 3, "allreduce", "0-1", 0.5)
 REPORT = Report(WAIT, [WAIT], {"a stream": 3}, "train.py:7", False)
 
@@ -25,7 +27,7 @@ REPORT = Report(WAIT, [WAIT], {"a stream": 3}, "train.py:7", False)
     ],
 )
 def test_message_arrives_as_it_was(message: Message) -> None:
-    assert decode(encode(message).removesuffix(b"\n")) == message
+    assert decode(encode(message).removesuffix(b"\n"), KINDS) == message
 
 
 def text_of(**changes: Any) -> bytes:
@@ -48,6 +50,7 @@ def text_of(**changes: Any) -> bytes:
         b"[null]",
         b'["Unknown"]',
         b'["Wait"]',
+        b'["Hello", "a nonce"]',
         b'["Tick", 1]',
         b'["End", 1]',
         b'{"Tick": 1}',
@@ -81,10 +84,10 @@ def text_of(**changes: Any) -> bytes:
 )
 def test_what_is_no_message(line: bytes) -> None:
     with pytest.raises(ValueError, match="is not a message"):
-        decode(line)
+        decode(line, KINDS)
 
 
 def test_text_cannot_control_a_terminal() -> None:
     hostile = "train.py\x1b[2J\n\x9b\u202e\ud800"
-    assert decode(encode(Failing(hostile))[:-1]) == Failing("train.py?[2J????")
-    assert decode(encode(Failing("ä→ 中"))[:-1]) == Failing("ä→ 中")
+    assert decode(encode(Failing(hostile))[:-1], KINDS) == Failing("train.py?[2J????")
+    assert decode(encode(Failing("ä→ 中"))[:-1], KINDS) == Failing("ä→ 中")

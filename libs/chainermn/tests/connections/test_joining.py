@@ -19,24 +19,23 @@ from typing import Any
 
 import pytest
 
-from chainermn.failures import joining
-from chainermn.failures.channel import Channel
-from chainermn.failures.joining import LOOPBACK, Entrance, Listener, listen
-from chainermn.failures.messages import (
+from chainermn.connections import joining
+from chainermn.connections.channel import Channel
+from chainermn.connections.joining import LOOPBACK, Endpoint, Listener, listen
+from chainermn.connections.messages import (
     Address,
     Challenge,
-    End,
     Hello,
     Join,
     Member,
     Message,
-    Tick,
     Welcome,
     decode,
     encode,
 )
+from chainermn.failures.messages import End, Tick
 from chainermn.process.clock import AwakeClock
-from libs.chainermn.tests.failures.strangers import visit
+from libs.chainermn.tests.connections.strangers import visit
 
 TIMEOUT = 60.0
 
@@ -59,7 +58,7 @@ def until(is_true: Callable[[], object]) -> None:
 
 def receive(channel: Channel) -> list[Message]:
     heard: list[Message] = []
-    until(lambda: heard.extend(channel.receive()) or heard)
+    until(lambda: heard.extend(channel.receive([End])) or heard)
     return heard
 
 
@@ -68,9 +67,9 @@ class Serving:
 
     def __init__(self) -> None:
         sockets = listen([LOOPBACK])
-        self.entrance = Entrance.to(sockets)
+        self.endpoint = Endpoint.of(sockets)
         self.joined: dict[Member, Channel] = {}
-        self.listener = Listener(sockets, self.entrance.key, range(2), ["watch"])
+        self.listener = Listener(sockets, self.endpoint.key, range(2), ["watch"])
         self._is_over = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -79,8 +78,8 @@ class Serving:
         while not self._is_over:
             self.joined |= {who: channel for channel, who in self.listener.serve(0.0)}
 
-    def enter(self, rank: int) -> Channel:
-        channel = self.entrance.enter(member(rank))
+    def join(self, rank: int) -> Channel:
+        channel = self.endpoint.join(member(rank))
         assert channel is not None
         return channel
 
@@ -102,8 +101,8 @@ def serving() -> Iterator[Serving]:
 class Stranger:
     """Anybody who connects."""
 
-    def __init__(self, entrance: Entrance) -> None:
-        self.socket = socket.create_connection(entrance.addresses[0], timeout=TIMEOUT)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.socket = socket.create_connection(endpoint.addresses[0], timeout=TIMEOUT)
         self.address = self.socket.getpeername()[0]
 
     def say(self, *messages: Message) -> None:
@@ -124,7 +123,7 @@ class Stranger:
 
     def challenge(self, nonce: str) -> Challenge:
         self.say(Hello(nonce))
-        found = decode(self.hear().strip())
+        found = decode(self.hear().strip(), [Challenge])
         assert isinstance(found, Challenge)
         return found
 
@@ -159,8 +158,8 @@ class Stepping:
         self, stack: ExitStack, size: int = 2, addresses: Sequence[str] = (LOOPBACK,)
     ) -> None:
         sockets = listen(addresses)
-        self.entrance = Entrance.to(sockets)
-        self.listener = Listener(sockets, self.entrance.key, range(size), ["watch"])
+        self.endpoint = Endpoint.of(sockets)
+        self.listener = Listener(sockets, self.endpoint.key, range(size), ["watch"])
         self._stack = stack
         stack.callback(self.listener.close)
 
@@ -175,14 +174,14 @@ class Stepping:
         return stranger.hear()
 
     def join(self, rank: Stranger, challenge: bytes, number: int = 0) -> None:
-        asked = decode(challenge.strip())
+        asked = decode(challenge.strip(), [Challenge])
         assert isinstance(asked, Challenge)
-        answer = rank.answer_to(asked, self.entrance.key, member(number))
+        answer = rank.answer_to(asked, self.endpoint.key, member(number))
         assert self.answer(rank, Join(member(number), answer)) == encode(Welcome())
 
     def connect(self, n_strangers: int, origin: str = LOOPBACK, words: bytes = b"") -> None:
         for _ in range(n_strangers):
-            address = self.entrance.addresses[0]
+            address = self.endpoint.addresses[0]
             connection = socket.create_connection(address, source_address=(origin, 0))
             self._stack.enter_context(connection).sendall(words)
 
@@ -193,19 +192,19 @@ def stepping() -> Iterator[Stepping]:
         yield Stepping(stack)
 
 
-def is_refused(entrance: Entrance) -> bool:
+def is_refused(endpoint: Endpoint) -> bool:
     with socket.socket() as stranger:
-        return stranger.connect_ex(entrance.addresses[0]) != 0
+        return stranger.connect_ex(endpoint.addresses[0]) != 0
 
 
 # ---- ranks ----
 
 
 def test_ranks_join_and_nobody_can_connect_any_more(serving: Serving) -> None:
-    first = serving.enter(0)
-    assert not is_refused(serving.entrance)
-    second = serving.enter(1)
-    until(lambda: len(serving.joined) == 2 and is_refused(serving.entrance))
+    first = serving.join(0)
+    assert not is_refused(serving.endpoint)
+    second = serving.join(1)
+    until(lambda: len(serving.joined) == 2 and is_refused(serving.endpoint))
     assert sorted(serving.joined) == [member(0), member(1)]
     for channel, rank in ((first, 0), (second, 1)):
         serving.joined[member(rank)].send(End(rank, ""))
@@ -214,9 +213,9 @@ def test_ranks_join_and_nobody_can_connect_any_more(serving: Serving) -> None:
 
 
 def test_rank_that_never_comes_is_not_waited_for(serving: Serving) -> None:
-    serving.enter(1).close()
+    serving.join(1).close()
     serving.listener.expect_no_more([0])
-    until(lambda: is_refused(serving.entrance))
+    until(lambda: is_refused(serving.endpoint))
 
 
 @pytest.fixture
@@ -231,21 +230,21 @@ def said(monkeypatch: pytest.MonkeyPatch, serving: Serving) -> list[bytes]:
 
     with monkeypatch.context() as patch:
         patch.setattr(Channel, "send_encoded", note)
-        serving.enter(0).close()
+        serving.join(0).close()
     return sent
 
 
 def test_key_is_never_sent(said: list[bytes], serving: Serving) -> None:
     kinds = [message.split(b'"')[1] for message in said]
     assert kinds == [b"Hello", b"Challenge", b"Join", b"Welcome"]
-    assert serving.entrance.key.encode() not in b"".join(said)
+    assert serving.endpoint.key.encode() not in b"".join(said)
 
 
 def test_first_of_several_addresses_that_knows_the_key(serving: Serving) -> None:
-    (here,) = serving.entrance.addresses
+    (here,) = serving.endpoint.addresses
     # One is reserved for documentation; the other needs an interface that does not exist.
     nobody = [Address("192.0.2.1", 7), Address("fe80::1%missing", 7)]
-    channel = Entrance([*nobody, here], serving.entrance.key).enter(member(0))
+    channel = Endpoint([*nobody, here], serving.endpoint.key).join(member(0))
     assert channel is not None
     channel.close()
 
@@ -269,8 +268,8 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AwakeClock, "read", lambda clock: 0.0)
     (listening,) = listen([LOOPBACK])
     with listening:
-        entrance = Entrance.to([listening])
-    assert entrance.enter(member(0)) is None
+        endpoint = Endpoint.of([listening])
+    assert endpoint.join(member(0)) is None
 
 
 @pytest.mark.parametrize(("seconds", "is_in_time"), [(29.0, True), (30.0, False)])
@@ -284,7 +283,7 @@ def test_answer_may_take_longer_than_the_connection(
     really_check = Channel.check_connection
     monkeypatch.setattr(AwakeClock, "read", lambda clock: 0.0)
     monkeypatch.setattr(Channel, "check_connection", check_connection)
-    channel = serving.entrance.enter(member(0))
+    channel = serving.endpoint.join(member(0))
     assert (channel is not None) == is_in_time
     if channel is not None:
         channel.close()
@@ -295,16 +294,16 @@ def test_rank_whose_host_sleeps_while_it_connects(
 ) -> None:
     awake, sleep = time.monotonic, itertools.chain([0.0], itertools.count(100.0, 100.0))
     monkeypatch.setattr(time, "monotonic", lambda: awake() + next(sleep))
-    serving.enter(1).close()
+    serving.join(1).close()
 
 
 def test_rank_that_lost_its_place_tries_again() -> None:
     (listening,) = listen([LOOPBACK])
     with listening, ThreadPoolExecutor(1) as threads:
-        entrance = Entrance.to([listening])
-        on_rank = threads.submit(entrance.enter, member(0))
+        endpoint = Endpoint.of([listening])
+        on_rank = threads.submit(endpoint.join, member(0))
         listening.accept()[0].close()
-        listener = Listener([listening], entrance.key, [0], ["watch"])
+        listener = Listener([listening], endpoint.key, [0], ["watch"])
         joined: list[tuple[Channel, Member]] = []
         until(lambda: joined.extend(listener.serve(0.0)) or joined)
         ((ours, who),) = joined
@@ -324,10 +323,12 @@ def test_rank_that_lost_its_place_tries_again_while_others_say_nothing(
     listening.settimeout(TIMEOUT)
     with ThreadPoolExecutor(1) as threads:
         with listening, silent:
-            on_rank = threads.submit(Entrance.to([silent, listening]).enter, member(0))
+            on_rank = threads.submit(Endpoint.of([silent, listening]).join, member(0))
             listening.accept()[0].close()
             with silent.accept()[0] as other, listening.accept()[0] as again:
-                assert decode(again.recv(100).strip()) == decode(other.recv(100).strip())
+                assert decode(again.recv(100).strip(), [Hello]) == decode(
+                    other.recv(100).strip(), [Hello]
+                )
                 silent.close()
                 listening.close()
         assert on_rank.result(TIMEOUT) is None
@@ -347,12 +348,12 @@ def test_rank_for_whom_there_is_no_room_in_the_queue_tries_again(
     monkeypatch.setattr(AwakeClock, "read", lambda clock: 0.0)  # it never gives up
     with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
         listening = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=0))
-        entrance = Entrance.to([listening])
+        endpoint = Endpoint.of([listening])
         for _ in range(2):
             stranger = stack.enter_context(socket.socket())
             stranger.setblocking(False)
-            stranger.connect_ex(entrance.addresses[0])
-        on_rank = threads.submit(entrance.enter, member(0))
+            stranger.connect_ex(endpoint.addresses[0])
+        on_rank = threads.submit(endpoint.join, member(0))
         until(lambda: len(tried) >= 2)
         stack.close()
         assert on_rank.result(TIMEOUT) is None
@@ -362,20 +363,20 @@ def test_rank_for_whom_there_is_no_room_in_the_queue_tries_again(
 
 
 def test_stranger_who_does_not_know_the_key(serving: Serving) -> None:
-    impostor = serving.entrance._replace(key="00" * 32)
-    assert impostor.enter(member(0)) is None
-    with Stranger(serving.entrance) as stranger:
+    impostor = serving.endpoint._replace(key="00" * 32)
+    assert impostor.join(member(0)) is None
+    with Stranger(serving.endpoint) as stranger:
         stranger.challenge("a nonce")
         stranger.say(Join(member(0), "00" * 32))
         assert stranger.hear() == b""
     assert serving.joined == {}
-    serving.enter(0).close()
+    serving.join(0).close()
 
 
 def test_what_a_rank_has_said_is_of_no_use_to_others(said: list[bytes], serving: Serving) -> None:
     hello, _, join, _ = said
     for recorded in (join, join.replace(b"[[0,", b"[[1,")):
-        with Stranger(serving.entrance) as stranger:
+        with Stranger(serving.endpoint) as stranger:
             stranger.socket.sendall(hello)
             assert stranger.hear().startswith(b'["Challenge"')
             stranger.socket.sendall(recorded)
@@ -389,29 +390,29 @@ def test_what_a_rank_has_said_is_of_no_use_to_others(said: list[bytes], serving:
 def test_nobody_joins_as_a_rank_that_has_joined_or_that_there_is_not(
     other: Member, serving: Serving
 ) -> None:
-    first = serving.enter(0)
+    first = serving.join(0)
     until(lambda: serving.joined)
-    with Stranger(serving.entrance) as twin:
-        assert twin.join(serving.entrance.key, other) == b""
+    with Stranger(serving.endpoint) as twin:
+        assert twin.join(serving.endpoint.key, other) == b""
     serving.joined[member(0)].send(End(7, ""))
     assert receive(first) == [End(7, "")]
-    with Stranger(serving.entrance) as rank:
-        assert rank.join(serving.entrance.key, member(1)) == encode(Welcome())
+    with Stranger(serving.endpoint) as rank:
+        assert rank.join(serving.endpoint.key, member(1)) == encode(Welcome())
     until(lambda: [*serving.joined] == [member(0), member(1)])
     first.close()
 
 
 def test_proof_of_one_member_is_none_of_another(serving: Serving) -> None:
-    with Stranger(serving.entrance) as rank:
+    with Stranger(serving.endpoint) as rank:
         challenge = rank.challenge("a nonce")
-        answer = rank.answer_to(challenge, serving.entrance.key, member(0))
+        answer = rank.answer_to(challenge, serving.endpoint.key, member(0))
         rank.say(Join(member(1), answer))
         assert rank.hear() == b""
 
 
 def test_listener_does_not_prove_what_ranks_have_to(serving: Serving) -> None:
     """The listener's own proof, sent back to it, does not pass for a rank's."""
-    with Stranger(serving.entrance) as mirror:
+    with Stranger(serving.endpoint) as mirror:
         challenge = mirror.challenge("a nonce")
         mirror.say(Join(member(0), challenge.proof))
         assert mirror.hear() == b""
@@ -433,18 +434,18 @@ def test_listener_does_not_prove_what_ranks_have_to(serving: Serving) -> None:
     ids=lambda words: repr(words[:40]),
 )
 def test_stranger_who_says_something_else(words: bytes, serving: Serving) -> None:
-    with Stranger(serving.entrance) as stranger:
+    with Stranger(serving.endpoint) as stranger:
         stranger.socket.sendall(words)
         for _ in range(3):  # at most one challenge comes before the end
             if not (heard := stranger.hear()):
                 break
         assert heard == b""
-    serving.enter(0).close()
+    serving.join(0).close()
 
 
 @pytest.mark.parametrize("words", [b"", b"[", encode(Hello("a"))])
 def test_stranger_who_stays_is_dropped_after_a_while(words: bytes, stepping: Stepping) -> None:
-    with Stranger(stepping.entrance) as stranger:
+    with Stranger(stepping.endpoint) as stranger:
         assert select.select([stepping.listener], [], [], TIMEOUT)[0]
         stepping.step()
         stranger.socket.sendall(words)
@@ -459,7 +460,7 @@ def test_stranger_who_stays_is_dropped_after_a_while(words: bytes, stepping: Ste
 
 def test_oldest_strangers_make_room(stepping: Stepping) -> None:
     with ExitStack() as stack:
-        crowd = [stack.enter_context(Stranger(stepping.entrance)) for _ in range(80)]
+        crowd = [stack.enter_context(Stranger(stepping.endpoint)) for _ in range(80)]
         until(lambda: stepping.step() or len(with_news(crowd)) == 16)
         for stranger in crowd[:16]:
             assert stranger.hear() == b""
@@ -471,7 +472,7 @@ def test_oldest_strangers_make_room(stepping: Stepping) -> None:
 
 
 def test_flood_of_connections_does_not_keep_out_who_speaks(stepping: Stepping) -> None:
-    with Stranger(stepping.entrance) as rank:
+    with Stranger(stepping.endpoint) as rank:
         stepping.connect(63)
         stepping.step()
         stepping.connect(64)
@@ -486,7 +487,7 @@ def test_flood_of_connections_does_not_keep_out_who_speaks(stepping: Stepping) -
 
 @pytest.mark.parametrize("words", [b"", encode(Hello("a nonce"))], ids=["silent", "Hello"])
 def test_flood_from_elsewhere_does_not_keep_out_a_rank(words: bytes, stepping: Stepping) -> None:
-    with Stranger(stepping.entrance) as rank:
+    with Stranger(stepping.endpoint) as rank:
         challenge = stepping.answer(rank, Hello("a nonce")) if words else b""
         stepping.step()
         for _ in range(4):
@@ -499,7 +500,7 @@ def test_flood_from_elsewhere_does_not_keep_out_a_rank(words: bytes, stepping: S
 def test_there_is_room_for_all_ranks_at_all_addresses() -> None:
     with ExitStack() as stack:
         stepping = Stepping(stack, 100, [f"127.0.0.{number}" for number in range(1, 4)])
-        places = [stepping.entrance._replace(addresses=[it]) for it in stepping.entrance.addresses]
+        places = [stepping.endpoint._replace(addresses=[it]) for it in stepping.endpoint.addresses]
         crowd = [stack.enter_context(Stranger(place)) for place in places for _ in range(100)]
         for stranger in crowd:
             stranger.say(Hello("a nonce"))
@@ -520,14 +521,14 @@ def answering(answer: Callable[[Channel, Hello], Any]) -> Iterator[Address]:
             selector = selectors.DefaultSelector()
             selector.register(connection, selectors.EVENT_READ)
             channel = Channel(connection)
-            while not (messages := channel.receive()):
+            while not (messages := channel.receive([Hello])):
                 assert selector.select(TIMEOUT)
             (hello,) = messages
             assert isinstance(hello, Hello)
             answer(channel, hello)
             while selector.select(TIMEOUT):
                 try:
-                    said.extend(channel.receive())
+                    said.extend(channel.receive([Hello, Join]))
                 except ConnectionError:
                     break
             selector.close()
@@ -537,7 +538,7 @@ def answering(answer: Callable[[Channel, Hello], Any]) -> Iterator[Address]:
     thread = threading.Thread(target=run)
     thread.start()
     with listening:
-        yield Entrance.to([listening]).addresses[0]
+        yield Endpoint.of([listening]).addresses[0]
         thread.join(TIMEOUT)
     assert said == []
 
@@ -556,8 +557,8 @@ def answering(answer: Callable[[Channel, Hello], Any]) -> Iterator[Address]:
 )
 def test_rank_tells_nothing_to_a_stranger_who_listens(answer: Any, serving: Serving) -> None:
     with answering(answer) as strange:
-        places = [strange, *serving.entrance.addresses]
-        channel = Entrance(places, serving.entrance.key).enter(member(0))
+        places = [strange, *serving.endpoint.addresses]
+        channel = Endpoint(places, serving.endpoint.key).join(member(0))
         assert channel is not None
         channel.close()
 
@@ -566,19 +567,19 @@ def test_nobody_can_pass_on_what_a_listener_says(serving: Serving) -> None:
     """A stranger at another address asks the listener for its proof, and shows it to the rank."""
 
     def relay(channel: Channel, hello: Hello) -> None:
-        with Stranger(serving.entrance) as stranger:
+        with Stranger(serving.endpoint) as stranger:
             channel.send(stranger.challenge(hello.nonce))
 
     with answering(relay) as strange:
-        assert Entrance([strange], serving.entrance.key).enter(member(0)) is None
+        assert Endpoint([strange], serving.endpoint.key).join(member(0)) is None
 
 
 # ---- any words ----
 
 
 def test_any_words(serving: Serving) -> None:
-    assert visit(serving.entrance.addresses[0], 300) == 0
+    assert visit(serving.endpoint.addresses[0], 300) == 0
     assert serving.joined == {}
-    serving.enter(0).close()
-    serving.enter(1).close()
-    until(lambda: is_refused(serving.entrance))
+    serving.join(0).close()
+    serving.join(1).close()
+    until(lambda: is_refused(serving.endpoint))

@@ -7,13 +7,14 @@ import errno
 import os
 import socket
 import threading
+from collections.abc import Iterable
 
-from chainermn.failures.messages import Message, decode, encode
+from chainermn.connections.messages import Message, decode, encode
 
 # Limit on unsent bytes: while the peer does not read, further messages are dropped.
 _MOST_BYTES = 1 << 20
 # Limit on the bytes read from a peer before it is trusted.
-_MOST_BYTES_OF_STRANGER = 1 << 12
+_MOST_BYTES_UNTRUSTED = 1 << 12
 
 
 class MalformedError(ConnectionError):
@@ -66,17 +67,21 @@ class Channel:
             while self._outgoing:
                 self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
 
-    def receive(self, *, only_first: bool = False) -> list[Message]:
+    def receive(
+        self, kinds: Iterable[type[Message]], *, only_first: bool = False
+    ) -> list[Message]:
         """Return the messages that have arrived, or at most the first one.
 
         Raises ConnectionError if the connection is closed, and MalformedError if the peer sends
-        something other than messages, or too much.
+        something other than messages of these types, or too much.
         """
         most = 1 << 16
         if not self._is_trusted:
-            most = _MOST_BYTES_OF_STRANGER - self._n_received
+            most = _MOST_BYTES_UNTRUSTED - self._n_received
             if most <= 0:
-                raise MalformedError(f"more than {_MOST_BYTES_OF_STRANGER} bytes from a stranger")
+                raise MalformedError(
+                    f"more than {_MOST_BYTES_UNTRUSTED} bytes from an unauthenticated peer"
+                )
         try:
             part = self._socket.recv(most, socket.MSG_PEEK if only_first else 0)
             if only_first:
@@ -92,7 +97,7 @@ class Channel:
         if len(self._incoming) > _MOST_BYTES:
             raise MalformedError(f"a message of more than {_MOST_BYTES} bytes")
         try:
-            return [decode(line) for line in lines]
+            return [decode(line, kinds) for line in lines]
         except ValueError as error:
             raise MalformedError(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""Start the monitor on rank 0, and tell all ranks how to reach it."""
+"""The settings of the watch, which rank 0 gives to the monitor and to all ranks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from chainermn.failures.channel import Channel
-from chainermn.failures.joining import (
-    LOOPBACK,
-    Entrance,
-    listen,
-    own_addresses,
-)
-from chainermn.failures.messages import Member
+from chainermn.connections.channel import Channel
+from chainermn.connections.joining import LOOPBACK, Endpoint, listen, own_addresses
+from chainermn.connections.messages import Member
 from chainermn.failures.wait import as_ranges
 from chainermn.process.helper import start_helper
 from chainermn.process.processes import shows_errors
@@ -24,11 +19,12 @@ from chainermn.process.processes import shows_errors
 PURPOSE = "watch"
 
 
-class Invitation(NamedTuple):
-    """Tells a rank how to reach the monitor."""
+class WatchSettings(NamedTuple):
+    """Where the monitor is, and what all ranks and the monitor must know of the watch."""
 
+    #: Host of the monitor, and where it listens.
     host: str
-    entrance: Entrance
+    endpoint: Endpoint
     #: Expected ranks, abbreviated by `as_ranges`, and the number of ranks in the job.
     ranks: str
     size: int
@@ -40,26 +36,26 @@ class Invitation(NamedTuple):
     has_terminal: bool = False
 
     @classmethod
-    def from_json(cls, fields: Sequence[Any]) -> Invitation:
-        """Rebuild an invitation from the fields of its JSON form."""
-        host, entrance, *others = fields
-        return cls(host, Entrance(*entrance), *others)
+    def from_json(cls, fields: Sequence[Any]) -> WatchSettings:
+        """Rebuild the settings from the fields of their JSON form."""
+        host, endpoint, *others = fields
+        return cls(host, Endpoint(*endpoint), *others)
 
     @property
     def seconds_between_ticks(self) -> float:
         """Seconds between two signs of life from the monitor."""
         return max(self.period, self.limit / 10)
 
-    def accept(self, rank: int) -> Channel | None:
+    def connect(self, rank: int) -> Channel | None:
         """Connect a rank to the monitor; return None if the monitor cannot be reached."""
         member = Member(rank, PURPOSE, socket.gethostname(), os.getpid())
-        return self.entrance.enter(member)
+        return self.endpoint.join(member)
 
 
 def start_monitor(
     ranks: Sequence[int], size: int, limit: float, *, is_one_host: bool
-) -> tuple[Invitation, subprocess.Popen[bytes]]:
-    """Start a monitor; return an invitation and the process, which ends with the last rank.
+) -> tuple[WatchSettings, subprocess.Popen[bytes]]:
+    """Start a monitor; return the settings and the process, which ends with the last rank.
 
     The job has ``size`` ranks. If they are all on this host, other hosts cannot connect. Raises
     OSError if the system has no socket or process left.
@@ -69,9 +65,9 @@ def start_monitor(
             stack.enter_context(each)
             for each in listen([LOOPBACK] if is_one_host else own_addresses())
         ]
-        invitation = Invitation(
+        settings = WatchSettings(
             socket.gethostname(),
-            Entrance.to(sockets),
+            Endpoint.of(sockets),
             as_ranges(ranks),
             size,
             limit,
@@ -80,5 +76,5 @@ def start_monitor(
             shows_errors(),
         )
         files = [each.fileno() for each in sockets]
-        arguments = {"sockets": files, "invitation": invitation, "pid": os.getpid()}
-        return invitation, start_helper("chainermn.failures.monitor", arguments, files)
+        arguments = {"sockets": files, "settings": settings, "pid": os.getpid()}
+        return settings, start_helper("chainermn.failures.monitor", arguments, files)

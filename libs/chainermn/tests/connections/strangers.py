@@ -6,18 +6,8 @@ import contextlib
 import random
 import socket
 
-from chainermn.failures.messages import (
-    Absent,
-    End,
-    Failing,
-    Hello,
-    Join,
-    Member,
-    Message,
-    Report,
-    Stop,
-    encode,
-)
+from chainermn.connections.messages import Hello, Join, Member, Message, encode
+from chainermn.failures.messages import Absent, End, Failing, Report, Stop
 from chainermn.failures.wait import Wait
 
 _MESSAGES: list[Message] = [
