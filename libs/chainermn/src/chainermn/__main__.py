@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-import chainermn
 from chainermn.doctor.command import doctor
 from chainermn.launch.command import launch
 from chainermn.profiling.report import report
+from chainermn.version import VERSION
 
 
 @click.group(
     commands=[launch, doctor, report], context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.version_option(chainermn.__version__)
+@click.version_option(VERSION)
 def main() -> None:
     """Start distributed training, diagnose an installation, and show where time goes."""
 

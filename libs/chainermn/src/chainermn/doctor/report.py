@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import chainermn
 from chainermn.doctor import host_facts
 from chainermn.doctor.registry import Check, Finding, Status
 from chainermn.launch.mpiexec import mpi4py_library
+from chainermn.version import VERSION
 
 Row: TypeAlias = tuple[Check, Finding]
 
@@ -44,7 +44,7 @@ def versions() -> dict[str, str]:
         "system": platform.platform(),
         "Python": f"{platform.python_version()} ({sys.executable})",
         **host_facts.packages(),
-        "chainermn": f"{chainermn.__version__} ({os.path.dirname(chainermn.__file__ or '')})",
+        "chainermn": f"{VERSION} ({Path(__file__).parents[1]})",
         "MPI": mpi,
     }
 

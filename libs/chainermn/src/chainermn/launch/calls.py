@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import chainermn
 from chainermn.launch.connections import JOB, Listener
 from chainermn.launch.hosts import Host, fill_hosts, parse_hosts, parse_pairs
 from chainermn.launch.job import started
@@ -19,9 +18,10 @@ from chainermn.launch.ranks import Ranks
 from chainermn.launch.reachable import check_hosts, needed_files
 from chainermn.process.processes import launchers_of, numbers_in
 
+_PACKAGE = Path(__file__).parents[1]
 # Ranks import this library from the same folder as the caller.
 _WORKER = (
-    f"import sys; sys.path.insert(0, {str(Path(chainermn.__file__).parents[1])!r}); "
+    f"import sys; sys.path.insert(0, {str(_PACKAGE.parent)!r}); "
     "import chainermn; del sys.path[0]; from chainermn.launch.worker import main; main()"
 )
 
@@ -102,7 +102,7 @@ def run(
     _refuse_on_a_rank()
     call = dump_call(function, args)
     if places is not None:
-        check_hosts(places, needed_files(sys.executable, str(chainermn.__file__)))
+        check_hosts(places, needed_files(sys.executable, str(_PACKAGE / "__init__.py")))
     with (
         Listener(ranks, places) as listener,
         started(*_mpiexec(ranks, places, listener.environment), mark=JOB) as mpiexec,
