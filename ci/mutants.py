@@ -61,6 +61,7 @@ NOTICED_BY = {
     "multi_node_": ["test_original_names.py"],
     "nccl": ["test_nccl.py", "without_gpu/test_nccl.py"],
     "notes": ["launch", "testing"],
+    "process/helper": ["failures"],
     "process/": ["process", "communicators/test_create_communicator.py"],
     "profiling/": ["profiling", "communicators/test_extensions_at_work.py"],
     "resuming": ["extensions"],

@@ -9,7 +9,7 @@ import pytest
 from chainer.training import Extension, Trainer, make_extension
 
 import chainermn.communicators  # noqa: F401 - so that calls know their callers
-from chainermn.failures.activity import waiting, waits
+from chainermn.failures.activity import MarkedCall, waits
 
 
 def callers() -> list[str]:
@@ -26,7 +26,7 @@ class Asks(Extension):
         self.seen: list[str] = []
 
     def ask(self) -> None:
-        with waiting("communicator 7 of ranks 0-1", "allreduce", "0-1"):
+        with MarkedCall("communicator 7 of ranks 0-1", "allreduce", "0-1"):
             self.seen += callers()
 
     def initialize(self, trainer: Trainer) -> None:

@@ -713,7 +713,7 @@ def test_files_that_nobody_has_named_are_not_looked_for() -> None:
 @pytest.mark.parametrize("name", ["files", "cores and GPUs"])
 def test_hosts_that_do_not_answer_are_no_second_finding(name: str) -> None:
     setup = two_hosts()
-    setup.__dict__["facts"] = {host: Answer(no_way_in="No route to host") for host in "ab"}
+    setup.__dict__["facts"] = {host: Answer(unreachable="No route to host") for host in "ab"}
     assert BY_NAME[name].examine(setup) == not_tried("no host answered")
 
 

@@ -130,7 +130,7 @@ def test_gpus_that_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_host_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path / "ssh", "exec sleep 600")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    silent = Answer(no_way_in="no answer within 0.2 s")
+    silent = Answer(unreachable="no answer within 0.2 s")
     assert Setup(hosts=[("elsewhere", 1), ("far", 1)], limit=0.2).facts == {
         "elsewhere": silent,
         "far": silent,
@@ -143,7 +143,7 @@ def test_hosts_are_asked_even_without_an_mpiexec_here(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(setup, "find_mpiexec", none)
     answer = Setup(script=Path(__file__)).facts[socket.gethostname()]
-    assert (answer.no_way_in, answer.no_python) == ("", "")
+    assert (answer.unreachable, answer.no_python) == ("", "")
     assert answer.facts["software"]["mpiexec"] == "none"
     assert answer.facts["files"] == {__file__: host_facts.contents(__file__)}
 

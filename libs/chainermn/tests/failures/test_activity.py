@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from chainermn.failures.activity import waiting, waiting_for, waits
+from chainermn.failures.activity import MarkedCall, waiting_for, waits
 from chainermn.failures.wait import Wait
 
 CALL = ("communicator 7 of ranks 0-1", "allreduce", "0-1")
@@ -15,8 +15,8 @@ def calls() -> list[tuple[str, bool]]:
 
 
 def test_inner_calls_have_no_mark() -> None:
-    with waiting(*CALL):
-        with waiting("another stream", "bcast", "0-1"):
+    with MarkedCall(*CALL):
+        with MarkedCall("another stream", "bcast", "0-1"):
             assert calls() == [("allreduce", True)]
         assert calls() == [("allreduce", True)]
     assert calls() == []
@@ -25,7 +25,7 @@ def test_inner_calls_have_no_mark() -> None:
 def test_calls_are_numbered() -> None:
     numbers = []
     for _ in range(2):
-        with waiting(*CALL):
+        with MarkedCall(*CALL):
             numbers += [wait.number for wait, _ in waits()]
     assert numbers[1] == numbers[0] + 1
 
@@ -34,7 +34,7 @@ def test_who_waits_for_a_thread_waits_for_what_that_does() -> None:
     is_in_call, may_end = threading.Event(), threading.Event()
 
     def run() -> None:
-        with waiting(*CALL):
+        with MarkedCall(*CALL):
             is_in_call.set()
             may_end.wait(60)
 

@@ -21,7 +21,7 @@ import pytest
 from chainermn.connections.joining import LOOPBACK, Endpoint, Listener, listen
 from chainermn.connections.messages import Address, Message
 from chainermn.failures import watch
-from chainermn.failures.activity import waiting
+from chainermn.failures.activity import MarkedCall
 from chainermn.failures.messages import (
     OF_RANK,
     End,
@@ -142,7 +142,7 @@ def test_what_a_rank_reports(meet: Meet, ends: Ends) -> None:
     assert peer.joined == (3, PURPOSE, HOST, os.getpid())
     assert peer.report_of(lambda report: report.main is None).left is False
     call = ["communicator 9 of ranks 0-3", "allreduce", "0-3"]
-    with waiting(*call):
+    with MarkedCall(*call):
         report = peer.report_of(lambda it: it.main and "selectors.py" in it.place)
         assert [report.main[i] for i in (0, 2, 3)] == call
         assert report.place.startswith(f"{__file__}:")
@@ -158,7 +158,7 @@ def test_calls_are_counted_once(meet: Meet) -> None:
     peer = meet()
     stream = "communicator 8 of ranks 0-3"
     for number in (1, 2):
-        with waiting(stream, "bcast", "0-3"):
+        with MarkedCall(stream, "bcast", "0-3"):
             assert peer.report_of(lambda report: report.main).main.number == number
         counted = peer.report_of(lambda report: report.main is None).counts
         assert stream not in counted  # already reported with the call
@@ -238,7 +238,7 @@ def test_rank_is_ended_by_somebody_who_knows_why(meet: Meet, ends: Ends) -> None
 
 
 def test_monitor_is_silent(meet: Meet, ends: Ends) -> None:
-    with waiting("communicator 7 of ranks 0-3", "gather", "0-3"):
+    with MarkedCall("communicator 7 of ranks 0-3", "gather", "0-3"):
         peer = meet(limit=0.5)
         peer.watch.join(TIMEOUT)
     ((message, _),) = ends

@@ -32,7 +32,7 @@ class Answer:
     """The output of `host_facts` on a host, or why ssh or Python failed there."""
 
     facts: dict[str, Any] = field(default_factory=dict)
-    no_way_in: str = ""
+    unreachable: str = ""
     no_python: str = ""
 
 
@@ -129,12 +129,12 @@ def _ask(host: str, python: list[str], limit: float) -> Answer:
         command = python if is_this_host(host) else remotely
         shown = run_patiently(command, limit, _HOST_FACTS.read_text(), errors="replace")
     except FileNotFoundError:
-        return Answer(no_way_in=NO_SSH)
+        return Answer(unreachable=NO_SSH)
     except subprocess.TimeoutExpired:
-        return Answer(no_way_in=f"no answer within {limit:g} s")
+        return Answer(unreachable=f"no answer within {limit:g} s")
     said = (shown.stderr.strip().splitlines() or [f"exit code {shown.returncode}"])[-1].strip()
     if shown.returncode == _SSH_FAILED:
-        return Answer(no_way_in=said)
+        return Answer(unreachable=said)
     try:
         # The last line, because the remote shell may print a greeting first.
         return Answer(json.loads(shown.stdout.splitlines()[-1]))

@@ -75,8 +75,8 @@ def world_ranks(mpi_comm: MPI.Intracomm) -> tuple[int, ...]:
     return tuple(int(rank) for rank in ranks)
 
 
-class waiting:
-    """Mark a call, unless it is inside another one: the user made only the outermost.
+class MarkedCall:
+    """Marks a call, unless it is inside another one: the user made only the outermost.
 
     A context manager, as cheap as possible. For the arguments, see `Wait`.
     """
@@ -114,10 +114,11 @@ def waiting_for(thread: int) -> Iterator[None]:
         del _waiting_for[me]
 
 
-def creating(mpi_comm: MPI.Intracomm) -> waiting:
+def creating(mpi_comm: MPI.Intracomm) -> MarkedCall:
     """Mark the creation of a communicator for these ranks."""
     ranks = as_ranges(world_ranks(mpi_comm))
-    return waiting(f"the creation of communicators of ranks {ranks}", "create_communicator", ranks)
+    stream = f"the creation of communicators of ranks {ranks}"
+    return MarkedCall(stream, "create_communicator", ranks)
 
 
 def collective(operation: str | F) -> Any:
@@ -132,7 +133,7 @@ def collective(operation: str | F) -> Any:
         @functools.wraps(function)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             group: Group = self.group
-            with waiting(group.stream, operation, group.members):
+            with MarkedCall(group.stream, operation, group.members):
                 return function(self, *args, **kwargs)
 
         return cast(F, call)
@@ -180,7 +181,7 @@ def _passing(
         return contextlib.nullcontext()
     members = as_ranges((group.rank, group.ranks[peer]))
     stream = group.stream_of_messages(source, dest)
-    return waiting(stream, f"{what} rank {group.ranks[peer]}", members)
+    return MarkedCall(stream, f"{what} rank {group.ranks[peer]}", members)
 
 
 def waits() -> list[tuple[Wait, bool]]:

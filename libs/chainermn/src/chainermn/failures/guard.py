@@ -19,7 +19,7 @@ import time
 from typing import NamedTuple
 
 from chainermn.failures.ending import print_at_once, start_reaper
-from chainermn.failures.limits import turn
+from chainermn.failures.limits import report_delay
 from chainermn.failures.wait import as_ranges
 from chainermn.process.clock import AwakeClock
 from chainermn.process.processes import (
@@ -166,7 +166,7 @@ class Guard:
                 "in create_communicator for ranks that have not called it. Running on this host: "
                 f"ranks {here} of {size}{late and f'; not yet in create_communicator: {late}'}. "
                 "CHAINERMN_STALL_LIMIT sets how long to wait.",
-                after=turn(longest.rank),
+                after=report_delay(longest.rank),
             )
 
     def _count_ranks(self, now: float) -> None:

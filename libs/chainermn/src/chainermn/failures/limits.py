@@ -25,7 +25,7 @@ def stall_limit(environment: Mapping[str, str] = os.environ) -> float:
     return limit
 
 
-def turn(rank: int) -> float:
+def report_delay(rank: int) -> float:
     """Return how many seconds a rank waits before it reports a failure that all ranks notice.
 
     Ranks speak in turn, until one has ended the job.

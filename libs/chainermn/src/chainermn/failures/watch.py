@@ -24,7 +24,7 @@ from chainermn.failures import activity
 from chainermn.failures.activity import world_ranks
 from chainermn.failures.ending import SECONDS_FOR_THE_FIRST, end_job, use_terminal
 from chainermn.failures.guarded import hold_files, release_files
-from chainermn.failures.limits import stall_limit, turn
+from chainermn.failures.limits import report_delay, stall_limit
 from chainermn.failures.messages import (
     OF_MONITOR,
     Absent,
@@ -221,7 +221,7 @@ class Watch(threading.Thread):
             if self._interrupts.are_ignored():
                 self._end(
                     f"{self._me} was interrupted while it was at {place()}, and did not react.",
-                    after=turn(self._rank),
+                    after=report_delay(self._rank),
                 )
         self._channel.close()
         self._released.set()
@@ -295,7 +295,7 @@ class Watch(threading.Thread):
             self._end(
                 f"the process that watches over the job on {self.settings.host} has {how}. "
                 f"Reported by {self._me}.",
-                after=turn(self._rank),
+                after=report_delay(self._rank),
             )
         self._heard_at = self._clock.read()
 
@@ -336,5 +336,5 @@ class Watch(threading.Thread):
             self._end(
                 f"nothing has come from {self.settings.host} for {silence:.0f} s: that host or "
                 f"the network is down. Reported by {self._me}, {call}at {place()}.",
-                after=turn(self._rank),
+                after=report_delay(self._rank),
             )

@@ -30,7 +30,7 @@ GRACE = 15.0
 PATIENCE = 5.0
 # Messages in which ranks report a lost host or rank, and Open MPI a rank killed by a signal. No
 # host is to blame if the script raises or if ranks wait for each other.
-_ACCUSATION = re.compile(
+_LOST_HOST = re.compile(
     rb"(?:chainermn: (?:nothing has come from |[^:]*? on )|prterun noticed .* on node )([\w.-]+)"
 )
 _LOSSES = (
@@ -108,12 +108,12 @@ def run_elastic(
             say(f"{number}: {count_ranks(hosts)} ranks on {show_places(hosts)}{without}")
             command, environment = make_command(hosts, {MARK: mark})
             start = time.monotonic()
-            accused = _Accused()
+            lost = _LostHost()
             names = [name for name, _ in hosts]
-            code = _run_once(signals, command, environment, names, accused)
+            code = _run_once(signals, command, environment, names, lost)
             if code in (0, STOPPED) or signals.received:
                 return code
-            named = _listed(accused.name, hosts, known)
+            named = _listed(lost.name, hosts, known)
             culprits = find_unusable(names)
             if named:
                 culprits.setdefault(named, "named above")
@@ -133,21 +133,21 @@ def _run_once(
     command: Sequence[str],
     environment: Mapping[str, str],
     names: Sequence[str],
-    accused: _Accused,
+    lost: _LostHost,
 ) -> int:
     """Run one attempt; return its exit code."""
     process = signals.start(command, environment, stderr=subprocess.PIPE)
     assert process.stderr is not None
-    reader = threading.Thread(target=accused.listen, args=[process.stderr], daemon=True)
+    reader = threading.Thread(target=lost.listen, args=[process.stderr], daemon=True)
     reader.start()
-    with _lookout(process, names, accused, 2 * _stall_limit(environment)):
+    with _lookout(process, names, lost, 2 * _stall_limit(environment)):
         code = signals.wait(process)
     # An ssh that waits for a lost host keeps standard error open.
     end_marked(MARK, environment[MARK])
     reader.join(PATIENCE)
     if not reader.is_alive():
         process.stderr.close()
-    if code == 0 and accused.ended_at is not None:
+    if code == 0 and lost.ended_at is not None:
         # Open MPI 5.0.11's mpiexec sometimes returns 0 after it has lost a host.
         return os.EX_SOFTWARE
     return code
@@ -160,7 +160,7 @@ def _stall_limit(environment: Mapping[str, str]) -> float:
         return DEFAULT_LIMIT
 
 
-class _Accused:
+class _LostHost:
     """Passes on a job's standard error, and remembers the host that it reports as lost.
 
     Attributes
@@ -195,7 +195,7 @@ class _Accused:
         for line in lines:
             if self.ended_at is not None:
                 return  # ranks that die from now on were ended on purpose
-            found = _ACCUSATION.match(line)
+            found = _LOST_HOST.match(line)
             if found and not self.name and any(words in line for words in _LOSSES):
                 self.name = found[1].decode()
             if any(words in line for words in _ENDS):
@@ -218,7 +218,7 @@ def _listed(name: str, hosts: Iterable[Host], known: Mapping[str, HostState]) ->
 
 @contextlib.contextmanager
 def _lookout(
-    process: subprocess.Popen[bytes], names: Sequence[str], accused: _Accused, limit: float
+    process: subprocess.Popen[bytes], names: Sequence[str], lost: _LostHost, limit: float
 ) -> Iterator[None]:
     """End ``mpiexec`` if it waits for a lost host, as Open MPI's does.
 
@@ -232,7 +232,7 @@ def _lookout(
         next_look = time.monotonic() + PERIOD_OF_HOSTS
         while not over.wait(PERIOD):
             now = time.monotonic()
-            ended_at = accused.ended_at
+            ended_at = lost.ended_at
             is_over = ended_at is not None and now - ended_at > GRACE
             if now > next_look:
                 next_look = now + PERIOD_OF_HOSTS

@@ -19,7 +19,7 @@ from typing import IO, Any
 from chainermn.launch.connections import Listener, hang_up
 from chainermn.launch.failure import Failure
 from chainermn.launch.output import Output
-from chainermn.launch.surroundings import Surroundings
+from chainermn.launch.search_path import SearchPath
 
 #: Seconds that all ranks get to connect.
 START_LIMIT = 120.0
@@ -101,7 +101,7 @@ class Ranks:
         if not self._has_started():
             self._end()
             raise self._error_of_start()
-        message = pickle.dumps((Surroundings.here(), call))
+        message = pickle.dumps((SearchPath.of_this_process(), call))
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # the rank has died, which we notice below
                 connection.send_bytes(message)

@@ -33,10 +33,10 @@ def main() -> None:
     caller = _closed_first(connect(endpoint, rank, "call"))
     os.register_at_fork(after_in_child=caller.close)
     try:
-        surroundings, call = caller.recv()
+        search_path, call = caller.recv()
     except (EOFError, OSError):  # the caller has ended, or other ranks have not started
         return
-    surroundings.take_over()
+    search_path.apply()
     watcher = threading.Thread(target=_end_with, args=(caller, os.environ[JOB]), daemon=True)
     watcher.start()
     outcome = _outcome(rank, call)

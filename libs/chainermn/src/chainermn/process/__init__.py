@@ -1,4 +1,4 @@
-"""Set up a rank's process: its share of the cores, and how it keeps freed memory."""
+"""A rank's process and others: cores, memory, ``/proc``, and helpers that outlive a rank."""
 
 #: Setting any of these variables turns the limit on threads off.
 THREAD_VARIABLES = (

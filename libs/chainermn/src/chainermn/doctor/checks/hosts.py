@@ -42,7 +42,7 @@ def ssh(setup: Setup) -> Finding:
             "no hosts named; to check several, use --hostfile or --host. On one host, you do not "
             "need allreduce_grad_dtype"
         )
-    closed = {name: a.no_way_in for name, a in setup.facts.items() if a.no_way_in}
+    closed = {name: a.unreachable for name, a in setup.facts.items() if a.unreachable}
     if not closed:
         return good(show_hosts(setup.facts))
     first, why = next(iter(closed.items()))

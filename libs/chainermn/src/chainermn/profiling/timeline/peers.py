@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from chainermn.failures.activity import Group, waiting
+from chainermn.failures.activity import Group, MarkedCall
 from chainermn.profiling.timeline import clocks
 from chainermn.profiling.timeline.clocks import Offset
 from chainermn.transport.duplicates import Duplicate
@@ -24,9 +24,9 @@ class Peers:
             self.hosts: list[str] = self._duplicate.made.allgather(host_name())
         self.rank = mpi_comm.rank
 
-    def waiting(self, operation: str) -> waiting:
+    def waiting(self, operation: str) -> MarkedCall:
         """Mark collective calls for the watch."""
-        return waiting(self._group.stream, operation, self._group.members)
+        return MarkedCall(self._group.stream, operation, self._group.members)
 
     def offset(self) -> Offset:
         """Compare this host's clock with the first one's. Collective."""

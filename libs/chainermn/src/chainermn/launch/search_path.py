@@ -8,7 +8,7 @@ import sys
 from typing import NamedTuple
 
 
-class Surroundings(NamedTuple):
+class SearchPath(NamedTuple):
     """A process's module search path, and source lines for tracebacks that are in no file."""
 
     path: list[str]
@@ -16,13 +16,13 @@ class Surroundings(NamedTuple):
     sources: dict[str, list[str]]
 
     @classmethod
-    def here(cls) -> Surroundings:
-        """Return the surroundings of this process."""
+    def of_this_process(cls) -> SearchPath:
+        """Return those of this process."""
         shown = {name: linecache.getlines(name) for name in linecache.cache}
         return cls(sys.path, {name: shown[name] for name in shown if not os.path.exists(name)})
 
-    def take_over(self) -> None:
-        """Apply these surroundings to this process."""
+    def apply(self) -> None:
+        """Use them in this process."""
         sys.path[:] = [*self.path, *(folder for folder in sys.path if folder not in self.path)]
         for name, lines in self.sources.items():
             # With None as the time, linecache does not look for a file.
