@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -364,3 +365,8 @@ def test_it_starts_where_nothing_is_installed(tmp_path: Path) -> None:
     command += ["--out", str(tmp_path)]
     shown = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     assert {line.split()[0] for line in shown.splitlines()} >= {"kernels", "benchmarks"}
+
+
+def test_ci_imports_no_benchmarks_which_use_ci() -> None:
+    imports = re.compile(r"^\s*(?:from|import) benchmarks\b", re.MULTILINE)
+    assert [path for path in ROOT.glob("ci/**/*.py") if imports.search(path.read_text())] == []

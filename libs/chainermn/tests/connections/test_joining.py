@@ -34,7 +34,7 @@ from chainermn.connections.messages import (
     encode,
 )
 from chainermn.failures.messages import End, Tick
-from chainermn.process.clock import AwakeClock
+from chainermn.process.patience import AwakeClock
 from libs.chainermn.tests.connections.strangers import visit
 
 TIMEOUT = 60.0

@@ -14,7 +14,7 @@ import pytest
 
 from chainermn.failures import guard
 from chainermn.failures.ending import start_reaper
-from chainermn.process import clock
+from chainermn.process import patience
 from chainermn.process.processes import Process
 from libs.chainermn.tests.failures.conftest import select_with
 from libs.chainermn.tests.process.stand_in_job import wait_for_the_end_of
@@ -42,7 +42,7 @@ class Seconds:
 def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     passing = Seconds()
     monkeypatch.setattr(guard, "time", passing)
-    monkeypatch.setattr(clock, "time", passing)
+    monkeypatch.setattr(patience, "time", passing)
     return passing
 
 

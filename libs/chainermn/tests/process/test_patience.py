@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from chainermn.process.patience import run_patiently, wait_patiently
+from chainermn.process.patience import AwakeClock, run_patiently, wait_patiently
 
 
 def test_waits_for_so_many_seconds_in_all() -> None:
@@ -47,3 +47,10 @@ def test_program_ends_with_whoever_waits_for_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
     with pytest.raises(KeyboardInterrupt):  # which otherwise would wait for ten minutes
         run_patiently(["sleep", "600"], 600)
+
+
+def test_clock_leaves_out_the_time_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([100.0, 101.0, 5000.0, 5000.5])
+    monkeypatch.setattr("time.monotonic", lambda: next(seconds))
+    clock = AwakeClock(longest_step=2.0)
+    assert [clock.read(), clock.read(), clock.read()] == [1.0, 3.0, 3.5]

@@ -20,7 +20,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 from chainermn.connections.channel import Channel, MalformedError
 from chainermn.connections.messages import (
@@ -32,9 +32,7 @@ from chainermn.connections.messages import (
     Message,
     Welcome,
 )
-from chainermn.process.clock import AwakeClock
-
-M = TypeVar("M", bound=Message)
+from chainermn.process.patience import AwakeClock
 
 LOOPBACK = "127.0.0.1"
 # Seconds that a peer gets to authenticate.
@@ -93,14 +91,15 @@ class _Handshake(NamedTuple):
     """The facts that both ends know when they prove themselves to each other."""
 
     key: str
-    #: The listener's address, without the interface that one end uses to reach it.
+    #: The listener's address; one end also names the interface that it uses to reach it.
     address: str
     nonce_of_rank: str
     nonce_of_listener: str
 
     def proof(self, *what: Any) -> str:
         """Return the proof with which one end states these things."""
-        text = json.dumps([*self[1:], *what])
+        address, *nonces = self[1:]
+        text = json.dumps([address.partition("%")[0], *nonces, *what])
         return hmac.digest(bytes.fromhex(self.key), text.encode(), "sha256").hex()
 
     def is_proved(self, proof: str, *what: Any) -> bool:
@@ -232,7 +231,9 @@ class Listener:
             handshake = peer.handshake
             if isinstance(message, Hello) and handshake is None:
                 self._make_room(has_greeted=True)
-                handshake = _handshake(self._key, peer.address, message.nonce, _nonce())
+                handshake = _Handshake(
+                    self._key, peer.address, message.nonce, os.urandom(16).hex()
+                )
                 self._peers[channel] = peer._replace(handshake=handshake)
                 proof = handshake.proof("listener")
                 channel.send(Challenge(handshake.nonce_of_listener, proof))
@@ -303,11 +304,11 @@ class Endpoint(NamedTuple):
 
     def _connect(self, patience: _Patience) -> tuple[Channel, _Handshake] | None:
         """Connect to a listener that proves itself."""
-        nonce = _nonce()
+        nonce = os.urandom(16).hex()
         answers = patience.answers(self.addresses, Hello(nonce), Challenge)
         with contextlib.closing(answers):
             for channel, address, challenge in answers:
-                handshake = _handshake(self.key, address.host, nonce, challenge.nonce)
+                handshake = _Handshake(self.key, address.host, nonce, challenge.nonce)
                 if handshake.is_proved(challenge.proof, "listener"):
                     return channel, handshake
                 channel.close()
@@ -323,8 +324,8 @@ class _Patience:
         self._deadline = self._start + _SECONDS_TO_CONNECT
 
     def answers(
-        self, addresses: Sequence[Address], question: Message, kind: type[M]
-    ) -> Generator[tuple[Channel, Address, M], None, None]:
+        self, addresses: Sequence[Address], question: Message, kind: type[Message]
+    ) -> Generator[tuple[Channel, Address, Any], None, None]:
         """Iterate over the first answer from each address, with its connection.
 
         If a connection fails or closes before that, this tries again, unless the peer refuses the
@@ -363,11 +364,11 @@ class _Patience:
                     else:
                         for message in messages:
                             selector.unregister(channel)
-                            yield channel, key.data, cast(M, message)
+                            yield channel, key.data, message
                 if lost:
                     time.sleep(_SECONDS_BETWEEN)
 
-    def answer(self, channel: Channel, question: Message, kind: type[M]) -> M | None:
+    def answer(self, channel: Channel, question: Message, kind: type[Message]) -> Message | None:
         """Return the peer's answer of this type; None if there is none before the time is up."""
         channel.send(question)
         with selectors.DefaultSelector() as selector, contextlib.suppress(ConnectionError):
@@ -375,7 +376,7 @@ class _Patience:
             while (left := self._deadline - self._clock.read()) > 0:
                 ready = selector.select(min(left, _SECONDS_TO_CONNECT_ONCE))
                 if ready and (messages := channel.receive([kind], only_first=True)):
-                    return cast(M, messages[0])
+                    return messages[0]
         return None
 
 
@@ -404,14 +405,6 @@ def _connecting(addresses: Iterable[Address]) -> Iterator[tuple[Channel, Address
 
 def _address_of(listening: socket.socket) -> Address:
     return Address(*listening.getsockname()[:2])
-
-
-def _handshake(key: str, address: str, *nonces: str) -> _Handshake:
-    return _Handshake(key, address.partition("%")[0], *nonces)
-
-
-def _nonce() -> str:
-    return os.urandom(16).hex()
 
 
 def _interface_addresses() -> Iterator[str]:

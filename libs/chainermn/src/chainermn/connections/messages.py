@@ -66,7 +66,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes, kinds: Iterable[type[Message]]) -> Message:
-    """Parse a line, without its newline; raise ValueError if it is no message of these types."""
+    """Parse a line, without its newline; raise ValueError if it is not one of these messages."""
     try:
         name, *fields = _as(list[Any], json.loads(line))
         kind = next((each for each in kinds if each.__name__ == name), None)

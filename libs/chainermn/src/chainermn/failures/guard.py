@@ -21,7 +21,7 @@ from typing import NamedTuple
 from chainermn.failures.ending import print_at_once, start_reaper
 from chainermn.failures.limits import report_delay
 from chainermn.failures.wait import as_ranges
-from chainermn.process.clock import AwakeClock
+from chainermn.process.patience import AwakeClock
 from chainermn.process.processes import (
     Numbers,
     Process,

@@ -38,7 +38,7 @@ from chainermn.failures.messages import (
 )
 from chainermn.failures.settings import PURPOSE, WatchSettings
 from chainermn.failures.wait import from_ranges, last_of
-from chainermn.process.clock import AwakeClock
+from chainermn.process.patience import AwakeClock
 from chainermn.process.processes import Process, find, launchers_of, shared_memory_of, unlink_all
 
 # Once a rank is gone, mpiexec may end the job itself, with a fitting exit code.

@@ -38,8 +38,8 @@ from chainermn.failures.messages import (
 )
 from chainermn.failures.settings import WatchSettings, start_monitor
 from chainermn.failures.wait import Wait, as_ranges
-from chainermn.process.clock import AwakeClock
 from chainermn.process.main_thread import Interrupts, place
+from chainermn.process.patience import AwakeClock
 from chainermn.process.processes import numbers_in
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
-"""Wait for a limited time, of which only that counts in which this machine runs."""
+"""Measure time, and wait for a limited time, while this process and its machine run."""
 
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, TypeVar
@@ -10,6 +11,26 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 _LONGEST_WAIT = 1.0
+
+
+class AwakeClock:
+    """Counts seconds, except while this process is stopped or its host sleeps.
+
+    A process that wakes up must not mistake its own sleep for the silence of others. Any time
+    beyond ``longest_step`` seconds between two readings counts as sleep.
+    """
+
+    def __init__(self, longest_step: float) -> None:
+        self._longest_step = longest_step
+        self._read_at = time.monotonic()
+        self._seconds = 0.0
+
+    def read(self) -> float:
+        """Return the time. One thread must call this at least every ``longest_step`` seconds."""
+        now = time.monotonic()
+        self._seconds += min(now - self._read_at, self._longest_step)
+        self._read_at = now
+        return self._seconds
 
 
 def wait_patiently(wait: Callable[[float], Result], seconds: float) -> Result:
