@@ -14,7 +14,7 @@ from reference import API, directives, named
 import chainermn
 
 #: Matches the line of the library's README that names what the library itself builds on.
-INTERNALS = r"^\| \*`([\w ]+)`\* \|.*\| What batch normalization and the optimizers here build on"
+INTERNALS = r"^\| \*`([\w ]+)`\* \|.*\| What batch normalization here builds on"
 
 FOR_AUTHORS_OF_COMMUNICATORS = (
     API / "communicators.md",
