@@ -68,12 +68,12 @@ def test_exchange_ends_by_an_error_of_cuda(cupy: Any, support: ThreadSupport) ->
     event = Gpu().record()
     cupy.status = ILLEGAL_ADDRESS
 
-    def exchange(lane: Any) -> Iterator[None]:
+    def exchange(stream: Any) -> Iterator[None]:
         while not event.Test():
             yield
 
-    lane: Any = None
-    engine = ProgressEngine([lane], support)
+    stream: Any = None
+    engine = ProgressEngine([stream], support)
     try:
         with pytest.raises(RuntimeError, match=FAILED):
             engine.wait(engine.submit(exchange))

@@ -1,4 +1,4 @@
-"""Taps tell when a gradient is final, and change nothing."""
+"""Hooks tell when a gradient is final, and change nothing."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def share_memory(mpi_comm: MPI.Intracomm, n_bytes: int) -> mmap.mmap | str:
     return _offer(mpi_comm, n_bytes) if mpi_comm.rank == 0 else _take(mpi_comm)
 
 
-class _Invitation(NamedTuple):
+class _Endpoint(NamedTuple):
     """The address at which ranks ask for the memory, and the token that they must show.
 
     Any user of the host can list the address and connect to it, but only MPI carries the token.
@@ -46,13 +46,13 @@ class _Offer(NamedTuple):
     descriptor: int
     memory: mmap.mmap
     door: socket.socket
-    invitation: _Invitation
+    endpoint: _Endpoint
 
 
 def _offer(mpi_comm: MPI.Intracomm, n_bytes: int) -> mmap.mmap | str:
     with contextlib.ExitStack() as stack:
         offer = _made_or_reason(lambda: _prepare(n_bytes, stack))
-        mpi_comm.bcast(offer if isinstance(offer, str) else offer.invitation)
+        mpi_comm.bcast(offer if isinstance(offer, str) else offer.endpoint)
         if isinstance(offer, str):
             return offer
         mpi_comm.Barrier()  # all have asked
@@ -62,11 +62,11 @@ def _offer(mpi_comm: MPI.Intracomm, n_bytes: int) -> mmap.mmap | str:
 
 
 def _take(mpi_comm: MPI.Intracomm) -> mmap.mmap | str:
-    invitation = cast("_Invitation | str", mpi_comm.bcast(None))
-    if isinstance(invitation, str):
-        return invitation
+    endpoint = cast("_Endpoint | str", mpi_comm.bcast(None))
+    if isinstance(endpoint, str):
+        return endpoint
     with contextlib.ExitStack() as stack:
-        asking = _made_or_reason(lambda: _ask(invitation, stack))
+        asking = _made_or_reason(lambda: _ask(endpoint, stack))
         mpi_comm.Barrier()
         mpi_comm.Barrier()  # rank 0 has sent the descriptors
         return asking if isinstance(asking, str) else _made_or_reason(lambda: _receive(asking))
@@ -88,12 +88,10 @@ def _prepare(n_bytes: int, stack: contextlib.ExitStack) -> _Offer:
     door = stack.enter_context(socket.socket(socket.AF_UNIX))
     door.setblocking(False)  # never wait for anyone
     # This name is in the abstract namespace, which has no files.
-    invitation = _Invitation(
-        f"\0chainermn-{secrets.token_hex(16)}".encode(), secrets.token_bytes(32)
-    )
-    door.bind(invitation.address)
+    endpoint = _Endpoint(f"\0chainermn-{secrets.token_hex(16)}".encode(), secrets.token_bytes(32))
+    door.bind(endpoint.address)
     door.listen(socket.SOMAXCONN)
-    return _Offer(descriptor, mmap.mmap(descriptor, 0), door, invitation)
+    return _Offer(descriptor, mmap.mmap(descriptor, 0), door, endpoint)
 
 
 def _open_memory() -> int:
@@ -107,7 +105,7 @@ def _open_memory() -> int:
 def _hand_out(offer: _Offer, n_ranks: int) -> mmap.mmap:
     _, _, door, (_, token) = offer
     with contextlib.suppress(BlockingIOError):  # a rank that did not ask reports why
-        # Only those that are waiting by now, since strangers may keep coming.
+        # Only those that are waiting by now, since others may keep coming.
         for _ in range(socket.SOMAXCONN + 1):
             if not n_ranks:
                 break
@@ -127,11 +125,11 @@ def _is_shown(token: bytes, asking: socket.socket) -> bool:
         return False
 
 
-def _ask(invitation: _Invitation, stack: contextlib.ExitStack) -> socket.socket:
+def _ask(endpoint: _Endpoint, stack: contextlib.ExitStack) -> socket.socket:
     asking = stack.enter_context(socket.socket(socket.AF_UNIX))
     asking.setblocking(False)
-    asking.connect(invitation.address)
-    asking.sendall(invitation.token)
+    asking.connect(endpoint.address)
+    asking.sendall(endpoint.token)
     return asking
 
 
