@@ -63,12 +63,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--unit", "-u", type=int, default=16, help="channels of the first layer")
     add("--dropout", type=float, default=0.1, help="default: %(default)s")
-    add(
-        "--lr",
-        type=float,
-        default=0.4,
-        help="learning rate for 100 images per step; default: %(default)s",
-    )
+    lr = "learning rate for 100 images per step; default: %(default)s"
+    add("--lr", type=float, default=0.4, help=lr)
     add("--weight-decay", type=float, default=5e-4, help="default: %(default)s")
     add("--resume", "-r", metavar="FILE", help="snapshot to resume from; default: the newest")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")

@@ -112,28 +112,18 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--dataset", choices=["digits", "mnist", "images"], default="digits")
     add("--data", metavar="DIR", help="folder with MNIST's IDX files, or with image files")
-    add(
-        "--size", type=int, default=32, help="pixels per side of image files; default: %(default)s"
-    )
+    size = "pixels per side of image files; default: %(default)s"
+    add("--size", type=int, default=32, help=size)
     add("--batchsize", "-b", type=int, default=32, help="batch size per process")
     add("--epoch", "-e", type=int, default=100, help="number of epochs")
     add("--unit", "-u", type=int, default=32, help="channels at full image size")
-    add(
-        "--lr",
-        type=float,
-        default=0.0002,
-        help="learning rate of both networks; default: %(default)s",
-    )
+    lr = "learning rate of both networks; default: %(default)s"
+    add("--lr", type=float, default=0.0002, help=lr)
     add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--seed", type=int, default=0, help="seed of weights, shuffling and latents")
-    add(
-        "--out",
-        "-o",
-        metavar="DIR",
-        default="result",
-        help="folder for log, pictures and snapshots",
-    )
+    out = "folder for log, pictures and snapshots"
+    add("--out", "-o", metavar="DIR", default="result", help=out)
     add("--resume", "-r", metavar="FILE", help="snapshot to resume from")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
     add = parser.add_mutually_exclusive_group().add_argument

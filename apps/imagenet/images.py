@@ -93,7 +93,8 @@ def read_image(
         with open_image(path, root) as file:
             return read_image(file, size, choose)
     with Image.open(path, formats=FORMATS) as image:
-        turned = _is_turned(image)
+        # Whether rotating it upright swaps height and width.
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
         width, height = image.size[::-1] if turned else image.size
         left, upper, right, lower = choose(width, height)
         # JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, in proportionally less time.
@@ -124,11 +125,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
         upright.paste(image, mask=image)
         return upright
     return image.convert("RGB")
-
-
-def _is_turned(image: Image.Image) -> bool:
-    """Tell whether rotating it upright swaps height and width."""
-    return image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
 
 
 def random_box(width: int, height: int, random: np.random.Generator, least: float) -> Box:

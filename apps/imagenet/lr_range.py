@@ -55,12 +55,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--lowest", type=float, default=1e-4, help="lowest --lr to try; default: %(default)s")
     add("--highest", type=float, default=10, help="highest --lr to try; default: %(default)s")
-    add(
-        "--steps",
-        type=int,
-        default=100,
-        help="training steps from lowest to highest; default: %(default)s",
-    )
+    steps = "training steps from lowest to highest; default: %(default)s"
+    add("--steps", type=int, default=100, help=steps)
     return options.parse_arguments(parser, argv)
 
 

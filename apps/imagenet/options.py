@@ -10,26 +10,9 @@ from models import ARCHITECTURES
 # A run can be resumed with other values of these; the rest are its settings. The contents of the
 # lists are compared instead of their names.
 NO_SETTINGS = {
-    "lists",
-    "train",
-    "val",
-    "root",
-    "mean",
-    "classes",
-    "drawn",
-    "val_batchsize",
-    "epoch",
-    "communicator",
-    "gpu",
-    "loaderjob",
-    "skip_unreadable",
-    "allow_outside",
-    "out",
-    "resume",
-    "evaluate",
-    "tensorboard",
-    "quiet",
-    "test",
+    *("lists", "train", "val", "root", "mean", "classes", "drawn"),
+    *("val_batchsize", "epoch", "communicator", "gpu", "loaderjob", "skip_unreadable"),
+    *("allow_outside", "out", "resume", "evaluate", "tensorboard", "quiet", "test"),
 }
 
 
@@ -39,44 +22,23 @@ def parse_arguments(
     """Add the options of train.py to a parser, and parse the arguments."""
     add = parser.add_argument
     add("lists", metavar="TRAIN VAL", nargs="*", help="the same as --train TRAIN --val VAL")
-    add(
-        "--train",
-        metavar="LIST",
-        help="file of lines 'path label', or folder of shards; default: drawn images",
-    )
+    train = "file of lines 'path label', or folder of shards; default: drawn images"
+    add("--train", metavar="LIST", help=train)
     add("--val", metavar="LIST", help="the same for the validation images")
     add("--root", "-R", metavar="DIR", type=Path, help="folder that the lists' paths start from")
     mean = "mean.json, or mean image (.npy) for the mean of each color; default: beside TRAIN"
     add("--mean", "-m", metavar="FILE", type=Path, help=mean)
-    add(
-        "--classes",
-        metavar="FILE",
-        type=Path,
-        help="class names; default: classes.txt beside TRAIN",
-    )
-    add(
-        "--arch",
-        "-a",
-        choices=sorted(ARCHITECTURES),
-        help="default: small for drawn images, else resnet50",
-    )
+    classes = "class names; default: classes.txt beside TRAIN"
+    add("--classes", metavar="FILE", type=Path, help=classes)
+    arch = "default: small for drawn images, else resnet50"
+    add("--arch", "-a", choices=sorted(ARCHITECTURES), help=arch)
     add("--batchsize", "-B", type=int, default=32, help="batch size per process")
     add("--val_batchsize", "-b", type=int, default=250, help="the same in validation")
-    add(
-        "--epoch",
-        "-E",
-        "-e",
-        type=int,
-        help="number of epochs; default: 20 for small, else 90",
-    )
+    add("--epoch", "-E", "-e", type=int, help="number of epochs; default: 20 for small, else 90")
     add("--lr", type=float, help="rate for 256 images per step; default: 0.4 for small, else 0.1")
     add("--warmup", type=float, help="epochs in which --lr rises; default: 1 for small, else 5")
-    add(
-        "--schedule",
-        choices=["cosine", "step"],
-        default="cosine",
-        help="how the rate falls after that",
-    )
+    schedule = "how the rate falls after that"
+    add("--schedule", choices=["cosine", "step"], default="cosine", help=schedule)
     add("--weight-decay", type=float, default=1e-4, help="default: %(default)s")
     add("--label-smoothing", type=float, default=0.1, help="default: %(default)s")
     least = "least share of an image in a random crop; default: 0.6 for small, else 0.08"
@@ -90,24 +52,15 @@ def parse_arguments(
     outside = "allow paths in the lists, and links, that lead out of --root"
     add("--allow-outside", action="store_true", help=outside)
     add("--seed", type=int, default=0, help="seed of initial weights and shuffling")
-    add(
-        "--out",
-        "-o",
-        metavar="DIR",
-        default="result",
-        help="folder for log, pictures and snapshots",
-    )
+    out = "folder for log, pictures and snapshots"
+    add("--out", "-o", metavar="DIR", default="result", help=out)
     add("--initmodel", "-i", metavar="FILE", help="start from the weights in this model.npz")
     add("--finetune", action="store_true", help="do not load the head of --initmodel")
     add("--freeze", metavar="LAYER", nargs="+", default=[], help="layers that are not trained")
     add("--clip", type=float, metavar="NORM", help="largest norm of the mean gradient")
     add("--ema", type=float, metavar="DECAY", help="evaluate and keep averaged weights")
-    add(
-        "--resume",
-        "-r",
-        metavar="FILE",
-        help="resume from this snapshot; default: the newest in OUT",
-    )
+    resume = "resume from this snapshot; default: the newest in OUT"
+    add("--resume", "-r", metavar="FILE", help=resume)
     add("--checkpoint", type=int, default=1000, metavar="N", help="iterations between snapshots")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
     add("--test", action="store_true", help="only ten iterations, to see whether it works")

@@ -43,14 +43,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     source = "list of lines 'path label', or folder of tar files to index"
     add("source", metavar="LIST", type=Path, help=source)
-    add(
-        "--root",
-        "-R",
-        metavar="DIR",
-        type=Path,
-        default=Path(),
-        help="folder that the list's paths start from",
-    )
+    root = "folder that the list's paths start from"
+    add("--root", "-R", metavar="DIR", type=Path, default=Path(), help=root)
     outside = "allow paths in LIST, and links, that lead out of --root"
     add("--allow-outside", action="store_true", help=outside)
     add("--out", "-o", metavar="DIR", type=Path, help="folder for the shards of LIST")

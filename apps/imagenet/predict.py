@@ -54,13 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add(
-        "images",
-        metavar="IMAGE",
-        nargs="+",
-        type=Path,
-        help="image file, or folder of image files",
-    )
+    images = "image file, or folder of image files"
+    add("images", metavar="IMAGE", nargs="+", type=Path, help=images)
     default = " or else ".join(map(str, trained.DEFAULTS))
     add("--model", "-m", type=Path, metavar="FILE", help=f"weights; default: {default}")
     add("--batchsize", "-b", type=int, default=32, help="batch size; default: %(default)s")

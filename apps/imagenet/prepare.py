@@ -56,18 +56,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("folder", metavar="DIR", type=Path, help="folder with the images")
-    add(
-        "--train",
-        metavar="DIR",
-        help="folder in DIR with a folder per class; default: searched for",
-    )
+    train = "folder in DIR with a folder per class; default: searched for"
+    add("--train", metavar="DIR", help=train)
     add("--val", metavar="DIR", help="the same for validation, or a folder with all its images")
-    add(
-        "--ground-truth",
-        metavar="FILE",
-        type=Path,
-        help="classes of the images in the latter (ILSVRC2012)",
-    )
+    ground_truth = "classes of the images in the latter (ILSVRC2012)"
+    add("--ground-truth", metavar="FILE", type=Path, help=ground_truth)
     add("--hold-out", metavar="SHARE", type=float, help="share of each class to validate with")
     add("--seed", type=int, default=0, help="seed of the choice of validation images")
     add("--classes", metavar="FILE", type=Path, help="class names, one per line, in order")

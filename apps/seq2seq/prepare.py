@@ -34,20 +34,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     found = "catalogs, folders with catalogs, or Debian packages (.deb)"
     add("paths", metavar="PATH", nargs="+", type=Path, help=found)
     add("--language", "-l", required=True, help="language of the translations, such as de")
-    add(
-        "--out",
-        "-o",
-        metavar="DIR",
-        type=Path,
-        required=True,
-        help="folder for train.en and so on",
-    )
-    add(
-        "--validation",
-        type=int,
-        default=1000,
-        help="largest number of pairs; default: %(default)s",
-    )
+    out = "folder for train.en and so on"
+    add("--out", "-o", metavar="DIR", type=Path, required=True, help=out)
+    validation = "largest number of pairs; default: %(default)s"
+    add("--validation", type=int, default=1000, help=validation)
     add("--test", type=int, default=2000, help="largest number of pairs; default: %(default)s")
     add("--max-characters", type=int, default=300, help="skip longer messages")
     add("--seed", type=int, default=0, help="seed of the choice of packages")
@@ -59,14 +49,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("files", metavar="FILE", nargs="+", type=Path, help="text in one language or both")
     add("--vocabulary-size", type=int, default=8000, help="largest size; default: %(default)s")
     add("--kind", choices=["unigram", "bpe"], default="unigram", help="default: %(default)s")
-    add(
-        "--out",
-        "-o",
-        metavar="FILE",
-        type=Path,
-        required=True,
-        help="output, such as subwords.model",
-    )
+    out = "output, such as subwords.model"
+    add("--out", "-o", metavar="FILE", type=Path, required=True, help=out)
     command.set_defaults(act=make_subwords)
     return parser.parse_args(argv)
 

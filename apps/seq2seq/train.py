@@ -102,26 +102,14 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--target", metavar="FILE", type=Path, help="their translations, line by line")
     add("--validation-source", metavar="FILE", type=Path, help="validation lines")
     add("--validation-target", metavar="FILE", type=Path, help="their translations")
-    add(
-        "--cache",
-        metavar="DIR",
-        type=Path,
-        help="folder for indices and vocabularies; default: in OUT",
-    )
+    cache = "folder for indices and vocabularies; default: in OUT"
+    add("--cache", metavar="DIR", type=Path, help=cache)
     add("--hold-out", type=int, default=1000, help="validation pairs, if there are no such files")
-    add(
-        "--subwords",
-        metavar="FILE",
-        type=Path,
-        help="subword model from prepare.py; default: words",
-    )
+    subwords = "subword model from prepare.py; default: words"
+    add("--subwords", metavar="FILE", type=Path, help=subwords)
     add("--min-count", type=int, default=1, help="least count of a token in a vocabulary")
-    add(
-        "--max-vocabulary",
-        type=int,
-        default=30000,
-        help="largest vocabulary; default: %(default)s",
-    )
+    max_vocabulary = "largest vocabulary; default: %(default)s"
+    add("--max-vocabulary", type=int, default=30000, help=max_vocabulary)
     add("--max-length", type=int, default=50, help="skip longer pairs; in tokens")
     add("--batchsize", "-b", type=int, default=64, help="batch size per process, in pairs")
     add("--epoch", "-e", type=int, default=6, help="largest number of epochs")
@@ -138,21 +126,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     criterion = "measure of progress on the validation data; default: %(default)s"
     add("--criterion", choices=sorted(training.CRITERIA), default="loss", help=criterion)
     add("--decay", type=float, default=0.5, help="factor for --lr on a plateau")
-    add(
-        "--decay-patience", type=int, default=1, help="epochs without progress that make a plateau"
-    )
+    plateau = "epochs without progress that make a plateau"
+    add("--decay-patience", type=int, default=1, help=plateau)
     add("--patience", type=int, default=4, help="epochs without progress before stopping early")
     add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
     add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--seed", type=int, default=0, help="seed of initial weights and shuffling")
-    add(
-        "--out",
-        "-o",
-        metavar="DIR",
-        default="result",
-        help="folder for log, pictures and snapshots",
-    )
+    out = "folder for log, pictures and snapshots"
+    add("--out", "-o", metavar="DIR", default="result", help=out)
     add("--resume", "-r", metavar="FILE", help="snapshot to resume from; default: the newest")
     add("--tensorboard", action="store_true", help="also write the log for TensorBoard")
     add = parser.add_mutually_exclusive_group().add_argument

@@ -1,9 +1,11 @@
 """The networks, by their names for ``--arch``.
 
-Each is a chain with an attribute ``insize``, the height and width in pixels of the images it was
-designed for. ``forward`` takes images of shape (batch, 3, insize, insize) and returns the scores
-of the classes, of shape (batch, classes), before the softmax. Networks with auxiliary classifiers
-return a tuple of three such scores while they are trained, those of the network itself first.
+Each is a chain for ``n_out`` classes, with an attribute ``insize``, the height and width in pixels
+of the images it was designed for. ``forward`` takes images of shape (batch, 3, insize, insize) and
+returns the scores of the classes, of shape (batch, classes), before the softmax. Networks with
+auxiliary classifiers return a tuple of three such scores while they are trained, those of the
+network itself first. Names and computation of all except `Small` and `VGG16` are those of
+Chainer's ImageNet example, so its weights load.
 """
 
 from models.alex import Alex

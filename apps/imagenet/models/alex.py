@@ -6,15 +6,7 @@ import chainer.links as L
 
 
 class Alex(chainer.Chain):
-    """The network of the paper in one piece: no layer is divided into groups.
-
-    Names and computation are those of Chainer's ImageNet example, so its weights load.
-
-    Parameters
-    ----------
-    n_out : int
-        Number of classes.
-    """
+    """The network of the paper in one piece: no layer is divided into groups."""
 
     insize = 227
 

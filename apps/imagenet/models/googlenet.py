@@ -20,15 +20,7 @@ INCEPTIONS = {
 
 
 class GoogLeNet(chainer.Chain):
-    """Nine Inception modules, and two auxiliary classifiers that only take part in training.
-
-    Names and computation are those of Chainer's ImageNet example, so its weights load.
-
-    Parameters
-    ----------
-    n_out : int
-        Number of classes.
-    """
+    """Nine Inception modules, and two auxiliary classifiers that only take part in training."""
 
     insize = 224
 

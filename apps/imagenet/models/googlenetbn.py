@@ -24,15 +24,7 @@ INCEPTIONS = {
 
 
 class GoogLeNetBN(chainer.Chain):
-    """Ten Inception modules without 5x5 convolutions, and two auxiliary classifiers.
-
-    Names and computation are those of Chainer's ImageNet example, so its weights load.
-
-    Parameters
-    ----------
-    n_out : int
-        Number of classes.
-    """
+    """Ten Inception modules without 5x5 convolutions, and two auxiliary classifiers."""
 
     insize = 224
 

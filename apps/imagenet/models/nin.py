@@ -7,15 +7,7 @@ import chainer.links as L
 
 
 class NIN(chainer.Chain):
-    """Four convolutions, each followed by two of 1x1 pixels; no fully connected layer.
-
-    Names and computation are those of Chainer's ImageNet example, so its weights load.
-
-    Parameters
-    ----------
-    n_out : int
-        Number of classes.
-    """
+    """Four convolutions, each followed by two of 1x1 pixels; no fully connected layer."""
 
     insize = 227
 

@@ -9,14 +9,8 @@ import chainer.links as L
 class ResNet50(chainer.Chain):
     """Sixteen blocks of three convolutions and a shortcut.
 
-    Names and computation are those of Chainer's ImageNet example, so its weights load. The last
-    scale of each block starts at zero, so that at first a block passes its input on (Goyal et al.,
-    2017).
-
-    Parameters
-    ----------
-    n_out : int
-        Number of classes.
+    The last scale of each block starts at zero, so that at first a block passes its input on
+    (Goyal et al., 2017).
     """
 
     insize = 224

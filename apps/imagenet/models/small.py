@@ -6,13 +6,7 @@ import chainer.links as L
 
 
 class Small(chainer.Chain):
-    """Four convolutions with batch normalization, then the mean over the picture.
-
-    Parameters
-    ----------
-    n_out : int
-        Number of classes.
-    """
+    """Four convolutions with batch normalization, then the mean over the picture."""
 
     insize = 48
 

@@ -10,13 +10,7 @@ STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512
 
 
 class VGG16(chainer.Chain):
-    """Thirteen convolutions and three fully connected layers.
-
-    Parameters
-    ----------
-    n_out : int
-        Number of classes.
-    """
+    """Thirteen convolutions and three fully connected layers."""
 
     insize = 224
 

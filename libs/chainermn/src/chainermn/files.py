@@ -354,7 +354,9 @@ def check_form(value: Any, form: Any, name: str, *place: str | int) -> None:
 
     def check(is_right: bool, expected: str) -> None:
         if not is_right:
-            raise ValueError(f"{_shown(name, place)}: expected {expected}, got {_short(value)}")
+            raise ValueError(
+                f"{_shown(name, place)}: expected {expected}, got {reprlib.repr(value)}"
+            )
 
     if isinstance(form, dict):
         check(isinstance(value, dict), "an object")
@@ -385,7 +387,8 @@ def check_form(value: Any, form: Any, name: str, *place: str | int) -> None:
 
 
 def _shown(name: str, place: tuple[str | int, ...]) -> str:
-    return name + "".join(f"[{p}]" if isinstance(p, int) else f": {_short(p)}" for p in place)
+    keys = (f"[{key}]" if isinstance(key, int) else f": {reprlib.repr(key)}" for key in place)
+    return name + "".join(keys)
 
 
 def _name_of(form: Any) -> str:
@@ -393,8 +396,3 @@ def _name_of(form: Any) -> str:
         return " or ".join(map(_name_of, form.__args__))
     names = {str: "a string", int: "an integer", bool: "true or false", dict: "an object"}
     return names.get(form, "null")
-
-
-def _short(value: object) -> str:
-    """Return any value as one short line."""
-    return reprlib.repr(value)

@@ -91,7 +91,7 @@ class PowerSGD(Compression):
     @override
     def compresses(self, shape: tuple[int, ...]) -> bool:
         n, m = _matrix_shape(shape)
-        return len(shape) > 1 and n * m >= self.min_ratio * self._rank_of(n, m) * (n + m) > 0
+        return len(shape) > 1 and n * m >= self.min_ratio * min(self.rank, n, m) * (n + m) > 0
 
     @override
     def exchange(self, tensors: Sequence[Tensor], collectives: Collectives, step: int) -> Exchange:
@@ -118,14 +118,12 @@ class PowerSGD(Compression):
     def _matrix_of(self, tensor: Tensor) -> _Matrix:
         name, _, memory = tensor
         n, m = _matrix_shape(memory.shape)
-        rank = self._rank_of(n, m)
         right = memory.arrays.get("right")
         if right is None:
-            right = memory.place(random_matrix(name, (rank, m)).astype(memory.dtype))
+            right = memory.place(
+                random_matrix(name, (min(self.rank, n, m), m)).astype(memory.dtype)
+            )
         return _Matrix(tensor, right, memory.next("total").reshape(n, m))
-
-    def _rank_of(self, n: int, m: int) -> int:
-        return min(self.rank, n, m)
 
 
 class _Matrix(NamedTuple):
@@ -167,7 +165,8 @@ class _Matrix(NamedTuple):
     def remember_sent(self, left: Array, own: Array, subtract: bool) -> None:
         """Subtract the product that this rank has sent, or keep it to do so in the next step."""
         if subtract:
-            _subtract_product(self.total, left, own)
+            for rows in _blocks(self.total):
+                self.total[rows] -= _product(left[rows], own)
         else:
             self.tensor.memory.set("left", left)
             self.tensor.memory.set("own", own)
@@ -187,7 +186,8 @@ def _average_rights(
     message, rights = _message(shapes, [matrix.tensor for matrix in matrices], collectives)
     for matrix, left, right in zip(matrices, lefts, rights, strict=True):
         _orthonormalize(left)
-        _project_transposed(matrix.total, left, right)
+        for rows in _blocks(matrix.total):
+            right += left[rows].T @ matrix.total[rows]
     owns = _parts(message.copy(), shapes)
     steps = collectives.mean(message)
     under_way = next(steps, None)
@@ -236,12 +236,6 @@ def _blocks(matrix: Array) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, len(matrix), rows))
 
 
-def _project_transposed(matrix: Array, left: Array, out: Array) -> None:
-    """Add to ``out`` the product of the transpose of ``left`` and a matrix."""
-    for rows in _blocks(matrix):
-        out += left[rows].T @ matrix[rows]
-
-
 def _orthonormalize(left: Array) -> None:
     """Make columns orthogonal and of length 1, by the modified Gram-Schmidt process.
 
@@ -277,12 +271,6 @@ def _warm_start(right: Array, initial: Array) -> Array:
 
 def _write(mean: Array, out: Array) -> None:
     out[...] = mean
-
-
-def _subtract_product(matrix: Array, left: Array, right: Array) -> None:
-    """Subtract the product of ``left`` and ``right``."""
-    for rows in _blocks(matrix):
-        matrix[rows] -= _product(left[rows], right)
 
 
 def _write_product(left: Array, right: Array, out: Array) -> None:

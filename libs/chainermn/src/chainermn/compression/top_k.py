@@ -95,12 +95,14 @@ class TopK(Compression):
     def exchange(self, tensors: Sequence[Tensor], collectives: Collectives, step: int) -> Exchange:
         counts = [self._count(tensor.memory.size, step) for tensor in tensors]
         indices, values = [], []
-        for tensor, count in zip(tensors, counts, strict=True):
-            unsent = self._accumulate(tensor)
+        for (_, gradient, memory), count in zip(tensors, counts, strict=True):
+            if self.momentum:
+                gradient = memory.add("velocity", gradient, self.momentum)
+            unsent = memory.add("unsent", gradient)
             largest = find_largest(unsent, count)
             values.append(unsent[largest])
             indices.append(largest.astype(np.uint32))
-            for array in tensor.memory.following():
+            for array in memory.following():
                 array[largest] = 0
         xp = get_array_module(values[0])
         all_values = yield from collectives.allgather(xp.concatenate(values))
@@ -115,12 +117,6 @@ class TopK(Compression):
             for tensor, (rows, parts) in zip(tensors, columns, strict=True)
         ]
         return Means(writes, bool(np.isfinite(all_values).all()))
-
-    def _accumulate(self, tensor: Tensor) -> Array:
-        _, gradient, memory = tensor
-        if self.momentum:
-            gradient = memory.add("velocity", gradient, self.momentum)
-        return memory.add("unsent", gradient)
 
     def _count(self, size: int, step: int) -> int:
         """Return the number of elements of a gradient that each rank sends."""

@@ -53,7 +53,12 @@ _SIOCGIFADDR = 0x8915
 
 def own_addresses() -> list[str]:
     """Return the addresses at which other hosts may reach this one."""
-    found = list(_interface_addresses())
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                request = struct.pack("256s", name.encode()[:15])
+                found.append(socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]))
     with contextlib.suppress(OSError):
         found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
     # A loopback address would lead another host to itself.
@@ -180,8 +185,10 @@ class Listener:
         for listening in ready:
             if isinstance(listening, socket.socket):
                 self._accept(listening, now)
-        while (oldest := self._oldest()) and now - oldest[1].since > _SECONDS_TO_AUTHENTICATE:
-            self._drop(oldest[0])
+        while (
+            self._peers and now - next(iter(self._peers.values())).since > _SECONDS_TO_AUTHENTICATE
+        ):
+            self._drop(next(iter(self._peers)))
         if not self._expected:
             self.stop()
         return joined
@@ -252,9 +259,6 @@ class Listener:
             else:
                 raise MalformedError("not what a rank would send")
         return None
-
-    def _oldest(self) -> tuple[Channel, _Unauthenticated] | None:
-        return next(iter(self._peers.items()), None)
 
     def _make_room(self, *, has_greeted: bool) -> None:
         """Make room for one more peer, among those that have said hello or those that have not."""
@@ -405,11 +409,3 @@ def _connecting(addresses: Iterable[Address]) -> Iterator[tuple[Channel, Address
 
 def _address_of(listening: socket.socket) -> Address:
     return Address(*listening.getsockname()[:2])
-
-
-def _interface_addresses() -> Iterator[str]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without an address
-                request = struct.pack("256s", name.encode()[:15])
-                yield socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])

@@ -81,7 +81,8 @@ def _as(form: Any, value: Any) -> Any:
     if form is Any:
         return value
     if form is str and type(value) is str:
-        return _printable(value)
+        # Other characters could control the terminal that shows them.
+        return "".join(each if each.isprintable() else "?" for each in value)
     if form is bool and type(value) is bool:
         return value
     if form is int and type(value) is int and 0 <= value < _MOST:
@@ -103,10 +104,3 @@ def _as(form: Any, value: Any) -> Any:
 @functools.cache
 def _forms_of(kind: Any) -> list[Any]:
     return list(typing.get_type_hints(kind).values())
-
-
-def _printable(text: str) -> str:
-    """Replace characters that could control the terminal that shows a text."""
-    if text.isprintable():
-        return text
-    return "".join(character if character.isprintable() else "?" for character in text)

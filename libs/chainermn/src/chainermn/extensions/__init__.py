@@ -2,10 +2,7 @@
 
 from chainermn.extensions._multi_node_snapshot import MultiNodeSnapshot, multi_node_snapshot
 from chainermn.extensions.allreduce_persistent import AllreducePersistent
-from chainermn.extensions.checkpoint import (
-    MultiNodeCheckpointer,
-    create_multi_node_checkpointer,
-)
+from chainermn.extensions.checkpoint import MultiNodeCheckpointer, create_multi_node_checkpointer
 from chainermn.extensions.distributed_report import DistributedReport
 from chainermn.extensions.multi_node_early_stopping_trigger import MultiNodeEarlyStoppingTrigger
 from chainermn.extensions.multi_node_evaluator import (

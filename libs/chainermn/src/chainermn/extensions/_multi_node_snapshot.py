@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions import random_states
 from chainermn.extensions.npz_files import find_damage, is_usable_everywhere
 from chainermn.extensions.snapshot_contents import LABEL, difference, label_of, load
-from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, optimizers_with_pending
+from chainermn.optimizers.multi_node_optimizer import optimizers_with_pending
 
 _WHERE = "multi_node_snapshot"
 
@@ -187,8 +187,8 @@ class MultiNodeSnapshot(Extension):
         if self.is_master:
             self.snapshot.initialize(trainer)
         self.snapshot.autoload = autoload
-        if autoload:
-            self._autoload(trainer)
+        if autoload and (name := self._newest_common_name(Path(trainer.out))) is not None:
+            self._load(Path(trainer.out, f"{name}.{self.master}"), trainer)
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception, tb: Any) -> None:
         """Write a snapshot, if ``snapshot_on_error`` is on."""
@@ -199,15 +199,21 @@ class MultiNodeSnapshot(Extension):
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Write a snapshot. Every rank of the set must call it."""
         target = self._target(trainer)
-        with contextlib.ExitStack() as stack:
-            for optimizer in optimizers_with_pending(trainer):
-                optimizer.settle()
-            for optimizer in optimizers_with_pending(target):
-                stack.enter_context(self._with_states_of_all(optimizer))
+        for optimizer in optimizers_with_pending(trainer):
+            optimizer.settle()
+        optimizers = optimizers_with_pending(target)
+        try:  # the master saves the state of each rank of the set
+            for optimizer in optimizers:
+                own = optimizer.communicator.rank, optimizer.pending()
+                optimizer.pending_elsewhere = dict(self._gathered(own)[1:])
             if self._label is not None:
-                stack.enter_context(self._with_random_states_of_all())
+                self._random_states = self._gathered(random_states.current())
             if self.is_master:
                 self.snapshot(trainer)
+        finally:
+            self._random_states = []
+            for optimizer in optimizers:
+                optimizer.pending_elsewhere = {}
 
     def resume(
         self, trainer: chainer.training.Trainer, path: str | os.PathLike[str] | None = None
@@ -277,25 +283,6 @@ class MultiNodeSnapshot(Extension):
     def _target(self, trainer: chainer.training.Trainer) -> Any:
         return trainer if self.snapshot._target is None else self.snapshot._target
 
-    @contextlib.contextmanager
-    def _with_states_of_all(self, optimizer: MultiNodeOptimizer) -> Iterator[None]:
-        """Let the master save the pending gradients of each rank of the set."""
-        own = optimizer.communicator.rank, optimizer.pending()
-        optimizer.pending_elsewhere = dict(self._gathered(own)[1:])
-        try:
-            yield
-        finally:
-            optimizer.pending_elsewhere = {}
-
-    @contextlib.contextmanager
-    def _with_random_states_of_all(self) -> Iterator[None]:
-        """Let the master save the random state of each rank of the set."""
-        self._random_states = self._gathered(random_states.current())
-        try:
-            yield
-        finally:
-            self._random_states = []
-
     def _gathered(self, own: Any) -> list[Any]:
         """Return the values of all ranks of the set, on the master only, its own first."""
         if not self.is_master:
@@ -308,12 +295,6 @@ class MultiNodeSnapshot(Extension):
         """Wait for the snapshot's writer."""
         if self.is_master:
             self.snapshot.finalize()
-
-    def _autoload(self, trainer: chainer.training.Trainer) -> None:
-        directory = Path(trainer.out)
-        name = self._newest_common_name(directory)
-        if name is not None:
-            self._load(directory / f"{name}.{self.master}", trainer)
 
     def _load(self, path: Path, trainer: chainer.training.Trainer) -> None:
         """Load a snapshot from the file of this rank's set."""
@@ -347,10 +328,11 @@ class MultiNodeSnapshot(Extension):
         for name in sorted(common, key=lambda name: (first[name], _numbers(name)), reverse=True):
             path = directory / f"{name}.{self.comm.rank}"
             find = partial(find_damage, path) if self.is_master else str
+            compare = partial(difference, path, self._label) if self.is_master else str
             fault = run_together(self.comm, _WHERE, find)
             if not is_usable_everywhere(self.comm, f"snapshot {path}", fault):
                 continue
-            differs = run_together(self.comm, _WHERE, partial(self._difference, path))
+            differs = run_together(self.comm, _WHERE, compare)
             found = next(filter(None, self.comm.allgather_obj(differs)), "")
             if not found:
                 return str(name)
@@ -361,9 +343,6 @@ class MultiNodeSnapshot(Extension):
                 f"{directory} for a new one"
             )
         return None
-
-    def _difference(self, path: Path) -> str:
-        return difference(path, self._label) if self.is_master else ""
 
     def _remove_unfinished(self, directory: Path) -> None:
         """Remove the unfinished snapshots of a job that was killed."""

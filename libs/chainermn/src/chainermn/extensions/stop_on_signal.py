@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import chainer
 from chainer.training.extension import Extension
@@ -140,11 +140,12 @@ class StopOnSignal(Extension):
         microseconds = int(1e6 * (self._last_check[1] - then))
         for number in signal.sigpending() & self._previous.keys():
             self._note(number, None)
-        received = [] if self._received is None else [(self.comm.rank, self._received.name)]
-        # Integers, so that every rank computes the same from the sum.
-        total, everywhere = self.comm.allreduce_obj(_Sum((microseconds, received)))
-        if everywhere:
-            self._stop(trainer, everywhere)
+        name = self._received and self._received.name
+        everywhere = self.comm.allgather_obj((microseconds, name))
+        for rank, (_, name) in enumerate(everywhere):
+            if name:
+                self._stop(trainer, rank, name)
+        total = sum(taken for taken, _ in everywhere)
         done = max(1, iteration - last)
         fitting = int(_SECONDS_BETWEEN * 1e6) * self.comm.size * done // max(1, total)
         # The time of the first iterations tells little about the others.
@@ -161,11 +162,10 @@ class StopOnSignal(Extension):
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = signal.Signals(number)
 
-    def _stop(self, trainer: chainer.training.Trainer, received: list[tuple[int, str]]) -> None:
+    def _stop(self, trainer: chainer.training.Trainer, rank: int, name: str) -> NoReturn:
         self.checkpoint(trainer)
         self.comm.allgather_obj(None)  # mpiexec may end the others once a rank has exited
         if self.comm.rank == 0:
-            rank, name = received[0]
             print(
                 f"chainermn: rank {rank} got {name}: the checkpoint of iteration "
                 f"{trainer.updater.iteration} is written; exit code {self.exit_code} means that "
@@ -174,10 +174,3 @@ class StopOnSignal(Extension):
                 flush=True,
             )
         raise SystemExit(self.exit_code)
-
-
-class _Sum(tuple[int, list[tuple[int, str]]]):
-    """A pair whose parts are added up separately."""
-
-    def __add__(self, other: Any) -> _Sum:
-        return _Sum((self[0] + other[0], self[1] + other[1]))

@@ -17,11 +17,7 @@ from chainermn.launch import slurm
 from chainermn.launch.elastic import run_elastic
 from chainermn.launch.hosts import Host, count_ranks, fill_hosts
 from chainermn.launch.membership import Discover, DiscoveryError, discover_by
-from chainermn.launch.mpiexec import (
-    launch_settings,
-    mpiexec_command,
-    starts_by_srun,
-)
+from chainermn.launch.mpiexec import launch_settings, mpiexec_command, starts_by_srun
 from chainermn.launch.options import forwarded, host_options, one_of
 from chainermn.launch.reachable import check_hosts, needed_files
 from chainermn.launch.restarts import run_to_end
@@ -95,7 +91,11 @@ def launch(
     With --min-ranks or --discover, -n is the largest number of ranks, and a restart leaves out
     hosts that cannot be reached or that keep failing.
     """
-    hosts = _in_allocation(one_of(host, hostfile)) or (None if discover else slurm_hosts())
+    hosts = one_of(host, hostfile)
+    if hosts and starts_by_srun():
+        with _in_one_line(RuntimeError):  # on other hosts, srun would wait
+            slurm.check_allocated([name for name, _ in hosts], os.environ)
+    hosts = hosts or (None if discover else slurm_hosts())
     find_hosts = _discovery(hosts, discover, ranks, min_ranks)
     arguments = _found(program, module)
     own = {} if stall_limit is None else {"CHAINERMN_STALL_LIMIT": f"{stall_limit:g}"}
@@ -119,7 +119,10 @@ def launch(
         )
         sys.exit(code)
     if find_hosts:
-        hosts = _hosts_now(find_hosts, discover)
+        with _in_one_line(DiscoveryError):
+            hosts = find_hosts()
+        if not hosts:
+            raise click.ClickException(f"{discover} names no host")
         ranks = min(ranks or count_ranks(hosts), count_ranks(hosts))
     if ranks is None:
         if hosts is None:
@@ -173,15 +176,6 @@ def _files(arguments: Sequence[str]) -> list[str]:
         return needed_files(arguments[0], *needed)
 
 
-def _hosts_now(find_hosts: Discover, discover: str | None) -> list[Host]:
-    """Return the hosts on which an attempt would run now."""
-    with _in_one_line(DiscoveryError):
-        hosts = find_hosts()
-    if not hosts:
-        raise click.ClickException(f"{discover} names no host")
-    return hosts
-
-
 def _discovery(
     hosts: list[Host] | None, discover: str | None, ranks: int | None, min_ranks: int | None
 ) -> Discover | None:
@@ -204,14 +198,6 @@ def _discovery(
 def _found(program: Sequence[str], module: bool) -> list[str]:
     with _in_one_line(FileNotFoundError):
         return find_program(program, module)
-
-
-def _in_allocation(hosts: list[Host] | None) -> list[Host] | None:
-    """Return the hosts, after checking that Slurm can start ranks there: srun would wait."""
-    if hosts and starts_by_srun():
-        with _in_one_line(RuntimeError):
-            slurm.check_allocated([name for name, _ in hosts], os.environ)
-    return hosts
 
 
 def slurm_hosts() -> list[Host] | None:

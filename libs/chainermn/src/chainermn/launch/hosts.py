@@ -112,7 +112,8 @@ def show_hosts(names: Iterable[str]) -> str:
         key = found.group(1, 3) if found else (name,)
         number = found[2] if found else ""
         runs = numbers.setdefault(key, [])
-        if runs and number and number == _next(runs[-1][-1]):
+        last = runs[-1][-1] if runs else ""
+        if last and number == str(int(last) + 1).zfill(len(last)):
             runs[-1].append(number)
         else:
             runs.append([number])
@@ -138,11 +139,6 @@ def printable(text: str) -> str:
         each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
         for each in text
     )
-
-
-def _next(number: str) -> str:
-    """Return the next number, padded with zeros to the same length."""
-    return str(int(number) + 1).zfill(len(number))
 
 
 def _is_own(family: int, address: object) -> bool:

@@ -59,7 +59,9 @@ def view(columns: Sequence[str], state: State, width: int, height: int) -> Rende
     """
     log = state.log[-max(1, height - _LINES) :]
     is_between = not log or log[-1].get("iteration") != state.latest["iteration"]
-    table = rows(columns, log, width, _current_row(state) if is_between else None)
+    left = {} if state.minutes_left is None else {"minutes left": state.minutes_left}
+    current = {**state.latest, **state.speed, **left} if is_between else None
+    table = rows(columns, log, width, current)
     return Group(table, "", _bars(state, min(width, _WIDTH)), _facts(state))
 
 
@@ -109,27 +111,18 @@ def _format(name: str, value: float) -> str:
     return f"{value:.0f}" if 1000 <= abs(value) < 10**_NUMBER else f"{value:.4g}"
 
 
-def _current_row(state: State) -> dict[str, float]:
-    left = {} if state.minutes_left is None else {"minutes left": state.minutes_left}
-    return {**state.latest, **state.speed, **left}
-
-
 def _bars(state: State, width: int) -> Table:
     """Return a bar for the whole training, if its length is known, and one for the epoch."""
     bars = Table(box=None, show_header=False, padding=(0, _GAP, 0, 0), pad_edge=False, width=width)
     bars.add_column()
     bars.add_column(ratio=1)
     bars.add_column(justify="right")
-    if state.done is not None:
-        bars.add_row("training", _bar(state.done), f"{state.done:.1%}")
     epoch = math.ceil(state.latest["epoch"])
-    share = state.latest["epoch"] - (epoch - 1)
-    bars.add_row(f"epoch {epoch}", _bar(share), f"{share:.1%}")
+    shares = {} if state.done is None else {"training": state.done}
+    shares[f"epoch {epoch}"] = state.latest["epoch"] - (epoch - 1)
+    for name, share in shares.items():
+        bars.add_row(name, ProgressBar(total=1, completed=share), f"{share:.1%}")
     return bars
-
-
-def _bar(share: float) -> ProgressBar:
-    return ProgressBar(total=1, completed=share)
 
 
 def _facts(state: State) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import chainer
 from chainer.training.extensions import PrintReport
@@ -151,18 +150,14 @@ class PlainOutput:
 def _state_of(trainer: chainer.training.Trainer, columns: Sequence[str]) -> State:
     updater = trainer.updater
     # No other values, because each may have to come from a GPU.
-    shown = {*columns, EFFICIENCY, SLOWEST} & trainer.observation.keys()
-    latest = {name: _number(trainer.observation[name]) for name in shown}
+    found = {n: trainer.observation.get(n) for n in (*columns, EFFICIENCY, SLOWEST)}
+    latest = {n: float(getattr(v, "array", v)) for n, v in found.items() if v is not None}
     # The last batch of an epoch may contain examples of the next epoch.
     latest["epoch"] = updater.epoch if updater.is_new_epoch else updater.epoch_detail
     latest["iteration"] = updater.iteration
     latest["elapsed_time"] = trainer.elapsed_time
     log = trainer.get_extension("LogReport").log
     return State(log, latest, _speed_of(trainer), share_done(trainer), minutes_left(trainer))
-
-
-def _number(value: Any) -> float:
-    return float(getattr(value, "array", value))
 
 
 def _speed_of(trainer: chainer.training.Trainer) -> dict[str, float]:

@@ -63,7 +63,9 @@ def measure(mpi_comm: MPI.Intracomm, hosts: Sequence[str]) -> Offset:
         if host != hosts[0] and mpi_comm.rank == 0:
             found[host] = _ask(mpi_comm, peer)
         elif host != hosts[0] and mpi_comm.rank == peer:
-            _answer(mpi_comm)
+            for _ in range(_ROUND_TRIPS):
+                mpi_comm.recv(None, 0)
+                mpi_comm.send(spans.now(), 0)
     offset, error = mpi_comm.bcast(found)[hosts[mpi_comm.rank]]
     return Offset(offset, error, spans.now())
 
@@ -79,9 +81,3 @@ def _ask(mpi_comm: MPI.Intracomm, peer: int) -> tuple[int, int]:
         trips.append((received - sent, (sent + received) // 2 - answer))
     shortest, offset = min(trips)
     return offset, shortest // 2 + 1
-
-
-def _answer(mpi_comm: MPI.Intracomm) -> None:
-    for _ in range(_ROUND_TRIPS):
-        mpi_comm.recv(None, 0)
-        mpi_comm.send(spans.now(), 0)

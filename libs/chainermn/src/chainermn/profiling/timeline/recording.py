@@ -76,9 +76,7 @@ class Recording:
 def _of_the_same_time(everywhere: list[tuple[Recorded, int | None]]) -> list[Recorded]:
     """Return the spans that start after the moment from which all ranks have all their spans."""
     begins = [one.clock.corrected(begin) for one, begin in everywhere if begin is not None]
-    if not begins:
-        return [one for one, _ in everywhere]
-    begin = max(begins)
+    begin = max(begins, default=0)
     return [
         one._replace(
             spans=[span for span in one.spans if one.clock.corrected(span.start) >= begin]

@@ -21,24 +21,20 @@ _WAITS_FOR_DATA = 0.1
 _MUCH = {"data": 0.15, "layers": 0.15, "exchange": 0.2, "waiting": 0.2, "evaluation": 0.25}
 _MUCH |= {"checkpoint": 0.1, "extensions": 0.2, "other": 0.2}
 
-_WORK = {
-    "layers": "exchanges inside layers, such as those of multi-node batch normalization",
-    "exchange": "the exchange of gradients",
-    "evaluation": "evaluation",
-    "checkpoint": "checkpoints",
-    "extensions": "extensions",
-    "other": "work outside the steps",
-}
+# What takes much time, and what to do about it.
 _ADVICE = {
-    "layers": "larger batches per rank reduce it",
-    "exchange": "larger batches per rank or accumulate=k reduce it",
-    "evaluation": "evaluate less often, with another trigger",
-    "checkpoint": "write checkpoints less often, with another trigger",
-    "extensions": "some take long or run in every iteration; give them another trigger",
-    "other": "look for your own code between the steps",
+    "layers": "exchanges inside layers, such as those of multi-node batch normalization: larger "
+    "batches per rank reduce it",
+    "exchange": "the exchange of gradients: larger batches per rank or accumulate=k reduce it",
+    "evaluation": "evaluation: evaluate less often, with another trigger",
+    "checkpoint": "checkpoints: write checkpoints less often, with another trigger",
+    "extensions": "extensions: some take long or run in every iteration; give them another "
+    "trigger",
+    "other": "work outside the steps: look for your own code between the steps",
 }
 _ADVICE_BETWEEN_HOSTS = {
-    "exchange": "try overlap=True, fewer bits (allreduce_grad_dtype), compression or accumulate=k"
+    "exchange": "the exchange of gradients: try overlap=True, fewer bits (allreduce_grad_dtype), "
+    "compression or accumulate=k"
 }
 
 
@@ -214,7 +210,7 @@ class Summary:
         for part, advice in advice_of.items():
             share = self.mean(part) / self.iteration
             if share > _MUCH[part]:
-                found.append(f"{share:.0%} of the time goes into {_WORK[part]}: {advice}")
+                found.append(f"{share:.0%} of the time goes into {advice}")
         return found
 
 
