@@ -84,7 +84,8 @@ def failures(execute, fake_cupy):
             some = [repair for repair in repairs if _needs_cupy(repair) == with_cupy]
             environment = {repair.option: "1" for repair in some if repair.option}
             if with_cupy:
-                environment["PYTHONPATH"] = fake_cupy
+                fakes = (fake_cupy, checks.with_name("fake_cudnn"))
+                environment["PYTHONPATH"] = os.pathsep.join(map(str, fakes))
             command = [sys.executable, "-W", "error", TESTS / "run_checks.py", checks, *options]
             result = execute(*command, *(repair.name for repair in some), **environment)
             assert result.returncode == 0, result.stderr

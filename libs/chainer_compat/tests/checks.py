@@ -1,13 +1,38 @@
 """One small check for every repair: it passes with the repair and fails without it.
 
-``run_checks.py`` runs them.
+``run_checks.py`` runs them, and imports this file, and so Chainer, with or without the repair.
 """
 
 import _thread
+import functools
+import hashlib
+import os
 import tempfile
 import threading
+import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import h5py
+import numpy
+import pytest
+from chainer import dataset, testing
+from chainer.backends import cuda
+from chainer.dataset import concat_examples
+from chainer.distributions import Categorical
+from chainer.functions.math.clip import Clip
+from chainer.iterators import MultiprocessIterator
+from chainer.reporter import DictSummary, Summary
+from chainer.serializers import HDF5Deserializer, HDF5Serializer, NpzDeserializer, load_npz
+from chainer.testing import doctest_helper
+from chainer.training.extensions import MicroAverage
+from chainer.utils import to_coo
+
+from chainer_compat.repairs import mnist
 
 CHECKS = {}
 
@@ -19,13 +44,11 @@ def check(name):
 
 @check("environment-check")
 def _():
-    import chainer  # noqa: F401  - it checks its environment
+    assert chainer.__version__ == "7.8.1"  # an import checks the environment
 
 
 @check("testing-requirements")
 def _():
-    from chainer import testing
-
     class Case:
         def test(self):
             pass
@@ -37,19 +60,13 @@ def _():
 
 @check("doctest-requirements")
 def _():
-    from chainer.testing import doctest_helper
-
     assert doctest_helper.skipif_requires_satisfied("numpy>=1.0")
     assert not doctest_helper.skipif_requires_satisfied("numpy>=99")
 
 
 @check("as-strided-sctypes")
 def _():
-    import chainer.functions as F
-    import numpy
-    from chainer import Variable
-
-    x = Variable(numpy.arange(4, dtype=numpy.float32))
+    x = chainer.Variable(numpy.arange(4, dtype=numpy.float32))
     y = F.as_strided(x, (3, 2), (1, 1), 0)
     F.sum(y).backward()
     assert y.array.tolist() == [[0, 1], [1, 2], [2, 3]]
@@ -59,11 +76,7 @@ def _():
 
 @check("resize-images-float")
 def _():
-    import chainer.functions as F
-    import numpy
-    from chainer import Variable
-
-    x = Variable(numpy.array([[[[0, 1], [2, 3]]]], numpy.float32))
+    x = chainer.Variable(numpy.array([[[[0, 1], [2, 3]]]], numpy.float32))
     y = F.resize_images(x, (3, 3))
     F.sum(y).backward()
     assert y.array[0, 0].tolist() == [[0, 0.5, 1], [1, 1.5, 2], [2, 2.5, 3]]
@@ -74,10 +87,6 @@ def _():
 
 @check("categorical-meshgrid")
 def _():
-    import chainer
-    import numpy
-    from chainer.distributions import Categorical
-
     p = numpy.array([[[0.2, 0.8], [0.5, 0.5], [0.1, 0.9]]] * 2, numpy.float32)
     labels = numpy.array([[0, 1, 1], [1, 0, 0]], numpy.int32)
     expected = numpy.log(numpy.take_along_axis(p, labels[..., None], 2)[..., 0])
@@ -90,9 +99,6 @@ def _():
 
 @check("pad-sequence-unsigned")
 def _():
-    import chainer.functions as F
-    import numpy
-
     xs = [numpy.array([1, 2], numpy.uint8), numpy.array([3], numpy.uint8)]
     assert F.pad_sequence(xs, padding=-1).array.tolist() == [[1, 2], [3, 255]]
     xs = [x.astype(numpy.float32) for x in xs]
@@ -101,9 +107,6 @@ def _():
 
 @check("debug-print-device")
 def _():
-    import chainer
-    import numpy
-
     text = chainer.Variable(numpy.zeros(2, numpy.float32), name="x").debug_print()
     assert text.splitlines()[1] == "- device: CPU"
     assert "- device: None" in chainer.Variable().debug_print()
@@ -111,9 +114,6 @@ def _():
 
 @check("summary-float64")
 def _():
-    import numpy
-    from chainer.reporter import DictSummary, Summary
-
     for value in (numpy.float16(2), numpy.array(2, numpy.float16), numpy.float32(2)):
         summary = Summary()
         for _ in range(40000):
@@ -130,12 +130,6 @@ def _():
 
 @check("micro-average-float64")
 def _():
-    from types import SimpleNamespace
-
-    import chainer
-    import numpy
-    from chainer.training.extensions import MicroAverage
-
     end_of_epoch = SimpleNamespace(reached=False)
     average = MicroAverage("n", "d", "mean", trigger=lambda trainer: end_of_epoch.reached)
     reporter = chainer.Reporter()
@@ -150,9 +144,6 @@ def _():
 
 @check("gradient-clipping-float64")
 def _():
-    import chainer
-    import numpy
-
     model = chainer.Chain()
     with model.init_scope():
         model.a = chainer.Parameter(numpy.ones((20, 20), numpy.float16))
@@ -168,11 +159,6 @@ def _():
 
 @check("clip-scalars")
 def _():
-    import chainer.functions as F
-    import numpy
-    from chainer.backends import cuda
-    from chainer.functions.math.clip import Clip
-
     x = numpy.array([-2, 0.25, 2], numpy.float16)
     y = F.clip(x, numpy.float32(-1), numpy.int64(1))
     assert y.dtype == numpy.float16
@@ -185,10 +171,6 @@ def _():
 
 @check("batch-normalization-scalars")
 def _():
-    import chainer
-    import chainer.functions as F
-    import numpy
-
     ones = numpy.ones(3, numpy.float32)
     for eps in (numpy.float64(3), numpy.int64(3)):
         inputs = [numpy.ones((2, 3), numpy.float32), ones, ones, ones * 0, ones]
@@ -203,9 +185,6 @@ def _():
 
 @check("layer-normalization-scalars")
 def _():
-    import chainer.functions as F
-    import numpy
-
     x = numpy.random.RandomState(0).rand(3, 4).astype(numpy.float32)
     ones = numpy.ones(4, numpy.float32)
     y = F.layer_normalization(x, ones, ones, numpy.float64(1e-5))
@@ -215,9 +194,6 @@ def _():
 
 @check("local-response-normalization-scalars")
 def _():
-    import chainer.functions as F
-    import numpy
-
     x = numpy.random.RandomState(0).rand(2, 7, 3).astype(numpy.float32)
     y = F.local_response_normalization(x, 5, *map(numpy.float64, (2, 1e-4, 0.75)))
     assert y.dtype == numpy.float32
@@ -226,10 +202,6 @@ def _():
 
 @check("batch-renormalization-scalars")
 def _():
-    import chainer
-    import chainer.functions as F
-    import numpy
-
     x = numpy.random.RandomState(0).rand(5, 4).astype(numpy.float32)
     ones = numpy.ones(4, numpy.float32)
     gradients = []
@@ -254,10 +226,6 @@ def _():
 
 @check("hyperparameter-scalars")
 def _():
-    import chainer
-    import chainer.links as L
-    import numpy
-
     for name in ("SGD", "SMORMS3"):
         optimizer = getattr(chainer.optimizers, name)(lr=numpy.float64(0.5))
         optimizer.setup(L.Linear(2, 2))
@@ -272,18 +240,12 @@ def _():
 
 @check("convert-maximum-out")
 def _():
-    import numpy
-    from chainer.dataset import concat_examples
-
     batch = [numpy.ones(2, numpy.float32), numpy.ones(3, numpy.float32)]
     assert concat_examples(batch, padding=0).tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
 @check("fix-trunc")
 def _():
-    import chainer.functions as F
-    import numpy
-
     x = numpy.array([-1.5, -0.5, 0.5, 1.5], numpy.float32)
     y = F.fix(x)
     assert y.array.tolist() == [-1, 0, 0, 1]
@@ -292,9 +254,6 @@ def _():
 
 @check("maxout-shape")
 def _():
-    import chainer.links as L
-    import numpy
-
     shapes = []
 
     def fill(array):
@@ -310,8 +269,6 @@ def _():
 
 @check("multiprocess-iterator-daemon")
 def _():
-    from chainer.iterators import MultiprocessIterator
-
     iterator = MultiprocessIterator(list(range(6)), 3, shuffle=False, n_processes=1)
     try:
         assert [next(iterator), next(iterator)] == [[0, 1, 2], [3, 4, 5]]
@@ -324,27 +281,20 @@ def _():
 
 @check("multiprocess-iterator-failures")
 def _():
-    from chainer.iterators import MultiprocessIterator
-
     # The third example is missing. Without the repair, that ends the thread that next() waits for.
     examples = dict.fromkeys((0, 1, 3), 0)
     iterator = MultiprocessIterator(examples, 3, shuffle=False, n_processes=1, shared_mem=0)
     threading.excepthook = lambda _: _thread.interrupt_main()
     try:
-        next(iterator)
-    except KeyError as error:
-        assert error.args == (2,)
-    else:
-        raise AssertionError("nothing was raised")
+        with pytest.raises(KeyError) as caught:
+            next(iterator)
+        assert caught.value.args == (2,)
     finally:
         iterator.finalize()
 
 
 @check("hdf5-strings")
 def _():
-    import h5py
-    from chainer.serializers import HDF5Deserializer, HDF5Serializer
-
     with tempfile.TemporaryDirectory() as folder, h5py.File(Path(folder, "f"), "w") as file:
         file.create_dataset("text", data="grüße")
         load = HDF5Deserializer(file)
@@ -356,50 +306,34 @@ def _():
 
 @check("hdf5-own-content")
 def _():
-    import h5py
-    from chainer.serializers import HDF5Deserializer
-
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "secret").write_bytes(b"secret")
         with h5py.File(Path(folder, "f"), "w") as file:
             secret = [(str(Path(folder, "secret")), 0, 6)]
             file.create_dataset("x", (6,), "u1", external=secret)
-            try:
+            with pytest.raises(OSError) as caught:
                 HDF5Deserializer(file)("x", None)
-            except OSError as error:
-                assert str(error).startswith(f"'x' in {Path(folder, 'f')} has its data in")
-            else:
-                raise AssertionError("it was read")
+            assert str(caught.value).startswith(f"'x' in {Path(folder, 'f')} has its data in")
 
 
 @check("npz-no-code")
 def _():
-    import numpy
-    from chainer.serializers import NpzDeserializer, load_npz
-
     array = numpy.array([Path("a path is neither None nor a number nor a string")])
     with tempfile.TemporaryDirectory() as folder:
         numpy.savez(Path(folder, "f.npz"), x=array)
         with numpy.load(Path(folder, "f.npz"), allow_pickle=True) as file:
-            refused = [
+            for load in (
                 lambda: NpzDeserializer(file)("x", None),
-                lambda: load_npz(Path(folder, "f.npz"), _Loads("x")),
-            ]
-            for load in refused:
-                try:
+                lambda: load_npz(Path(folder, "f.npz"), _LoadsX()),
+            ):
+                with pytest.raises(OSError) as caught:
                     load()
-                except OSError as error:
-                    assert str(error).startswith(f"'x' in {Path(folder, 'f.npz')} is a pickle")
-                else:
-                    raise AssertionError("it was unpickled")
+                assert str(caught.value).startswith(f"'x' in {Path(folder, 'f.npz')} is a pickle")
 
 
-class _Loads:
-    def __init__(self, key):
-        self.key = key
-
+class _LoadsX:
     def serialize(self, serializer):
-        return serializer(self.key, None)
+        return serializer("x", None)
 
 
 @check("caffe-protobuf")
@@ -415,38 +349,8 @@ def _():
     assert type(net).__module__ == caffe_pb2.__name__
 
 
-@check("onnx-export")
-def _():
-    import chainer.functions as F
-
-    _exports(F.relu)
-
-
-@check("onnx-constants")
-def _():
-    import chainer.functions as F
-
-    _exports(lambda x: F.reshape(x, (3, 2)))
-
-
-@check("onnx-array-functions")
-def _():
-    import chainer.functions as F
-
-    _exports(lambda x: F.cast(x, "float16"))
-
-
-@check("onnx-math-functions")
-def _():
-    import chainer.functions as F
-
-    _exports(lambda x: F.argmax(x, axis=1))
-
-
 def _exports(function):
     """Check that a function exported to ONNX computes the same."""
-    import chainer
-    import numpy
     import onnx_chainer
     from onnx.reference import ReferenceEvaluator
 
@@ -458,12 +362,17 @@ def _exports(function):
     assert found.tolist() == expected.tolist()
 
 
+for name, function in {
+    "onnx-export": F.relu,
+    "onnx-constants": lambda x: F.reshape(x, (3, 2)),
+    "onnx-array-functions": lambda x: F.cast(x, "float16"),
+    "onnx-math-functions": lambda x: F.argmax(x, axis=1),
+}.items():
+    CHECKS[name] = functools.partial(_exports, function)
+
+
 @check("sparse-matmul-float16")
 def _():
-    import chainer.functions as F
-    import numpy
-    from chainer.utils import to_coo
-
     a = numpy.array([[0, 2], [3, 0]], numpy.float16)
     b = numpy.array([[1, 2], [3, 4]], numpy.float16)
     y = F.sparse_matmul(to_coo(a, requires_grad=True), b)
@@ -475,14 +384,6 @@ def _():
 
 @check("mnist-mirrors")
 def _():
-    import hashlib
-    import os
-    import urllib.request
-
-    from chainer import dataset
-
-    from chainer_compat.repairs import mnist
-
     def no_network(url, path):
         raise OSError(f"asked for {url}")
 
@@ -499,8 +400,6 @@ def _():
 
 @check("cudnn-warning")
 def _():
-    from chainer.backends import cuda
-
     cuda.check_cuda_available()
 
 

@@ -23,6 +23,7 @@ IMPORTED_ONCE = (
     "multiprocessing.sharedctypes",
     "numpy.typing",
     "onnx.reference",
+    "pytest",
     "scipy.sparse",
     "scipy.special",
     "six.moves.urllib",
@@ -30,10 +31,10 @@ IMPORTED_ONCE = (
 )
 
 
-def failure(function):
+def failure(name):
     """Return a failing check's traceback, or None."""
     try:
-        function()
+        importlib.import_module(CHECKS).CHECKS[name]()
     except BaseException:
         return traceback.format_exc()
     return None
@@ -46,7 +47,7 @@ def failure_without_repair(name):
     if child == 0:
         os.environ["CHAINER_COMPAT_SKIP"] = name
         with open(writer, "w") as file:
-            json.dump(failure(CHECKS[name]), file)
+            json.dump(failure(name), file)
         os._exit(0)
     os.close(writer)
     with open(reader) as file:
@@ -60,8 +61,7 @@ if __name__ == "__main__":
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     file, *names = sys.argv[1:]
     sys.path.insert(0, str(Path(file).parent))
-    CHECKS = importlib.import_module(Path(file).stem).CHECKS
-    try_out = lambda name: failure(CHECKS[name])  # noqa: E731
+    CHECKS, try_out = Path(file).stem, failure
     if names[0] == "--without":
         try_out, names = failure_without_repair, names[1:]
         # What Chainer and the checks import needs to be imported only once.

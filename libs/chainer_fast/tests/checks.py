@@ -1,6 +1,6 @@
 """One small check for every row of the table: it passes with the repair and fails without it.
 
-``run_checks.py`` runs them.
+``run_checks.py`` runs them, and imports this file, and so Chainer, with or without the repair.
 """
 
 import contextlib
@@ -8,13 +8,24 @@ import functools
 import importlib
 import pickle
 import sys
+import tracemalloc
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import chainer
+import chainer.functions as F
+import numpy
+from chainer.backends import cuda
+from chainer.functions.activation.relu import ReLU, ReLUGrad2
+from chainer.functions.connection import convolution_2d, deconvolution_2d
+from chainer.functions.math.basic_math import Add
+from chainer.functions.normalization import batch_normalization
+
+from chainer_fast.cudnn import runner
+from chainer_fast.repairs import waits
+
 CHECKS = {}
-sys.path.insert(0, str(Path(__file__).parent / "fake_cudnn"))
 
 
 def check(name):
@@ -48,16 +59,11 @@ for user, *names in USERS_OF_SCIPY:
 
 @check("onednn-default")
 def _():
-    import chainer
-
     assert chainer.config.use_ideep == "auto"
 
 
 @check("onednn-device")
 def _():
-    import chainer
-    import numpy
-
     # chainer.testing looks at supported_array_types.
     array = _left_by_onednn(numpy.ones((1, 16, 2, 2), "f")).array
     device = chainer.get_device("@numpy")
@@ -69,10 +75,6 @@ def _():
 
 @check("onednn-batch-normalization-axis")
 def _():
-    import chainer
-    import chainer.functions as F
-    import numpy
-
     x = numpy.arange(24, dtype=numpy.float32).reshape(2, 3, 2, 2)
     ones = numpy.ones(2, numpy.float32)
     with chainer.using_config("use_ideep", "auto"):
@@ -83,19 +85,12 @@ def _():
 
 def _left_by_onednn(x):
     """Return the same images, as a convolution by oneDNN leaves them."""
-    import chainer
-    import chainer.functions as F
-    import numpy
-
     chainer.config.use_ideep = "auto"
     return F.convolution_2d(x, numpy.eye(x.shape[1], dtype="f")[:, :, None, None])
 
 
 @check("onednn-function-inputs")
 def _():
-    import chainer
-    import numpy
-
     class Twice(chainer.FunctionNode):
         def forward(self, inputs):
             self.retain_inputs((0,))
@@ -115,9 +110,6 @@ def _():
 
 @check("onednn-function-gradients")
 def _():
-    import chainer
-    import numpy
-
     class Twice(chainer.Function):
         def forward(self, inputs):
             return (2 * inputs[0],)
@@ -133,8 +125,6 @@ def _():
 
 def _peak(function):
     """Return the peak memory of a function, in bytes, and its result."""
-    import tracemalloc
-
     tracemalloc.start()
     try:
         result = function()
@@ -145,10 +135,6 @@ def _peak(function):
 
 @check("max-pooling-copies")
 def _():
-    import chainer
-    import chainer.functions as F
-    import numpy
-
     chainer.config.use_ideep = "never"
     x = chainer.Variable(numpy.random.default_rng(0).normal(size=(4, 8, 128, 128)).astype("f"))
     peak, y = _peak(lambda: F.max_pooling_2d(x, 3, 1))
@@ -163,10 +149,6 @@ def _():
 
 @check("leaky-relu-copies")
 def _():
-    import chainer
-    import chainer.functions as F
-    import numpy
-
     chainer.config.use_ideep = "never"
     x = chainer.Variable(numpy.linspace(-2, 2, 10**6, dtype="f"))
     peak, y = _peak(lambda: F.leaky_relu(x, 0.25))
@@ -180,10 +162,6 @@ def _():
 
 @check("batch-normalization-copies")
 def _():
-    import chainer
-    import chainer.functions as F
-    import numpy
-
     chainer.config.use_ideep = "never"
     x = numpy.random.default_rng(0).normal(3, 2, size=(4, 8, 128, 128)).astype("f")
     gamma = numpy.ones(8, "f")
@@ -196,12 +174,6 @@ def _():
 
 @check("loss-scaling-waits")
 def _():
-    import chainer
-    import numpy
-    from chainer.backends import cuda
-
-    from chainer_fast.repairs import waits
-
     class Flag:
         looks, is_true, data = 0, False, SimpleNamespace(ptr=1)
 
@@ -247,8 +219,6 @@ def _():
 def _launched():
     """Record kernels instead of compiling them; yield their names and sizes, and two arrays."""
     import cupy
-    import numpy
-    from chainer.backends import cuda
 
     launched = []
 
@@ -271,8 +241,6 @@ def _launched():
 
 @check("relu-bandwidth")
 def _():
-    from chainer.functions.activation.relu import ReLU, ReLUGrad2
-
     with _launched() as (launched, (x, gy)):
         ReLU().forward_gpu((x,))
         ReLUGrad2(x).forward_gpu((gy,))
@@ -282,8 +250,6 @@ def _():
 
 @check("addition-bandwidth")
 def _():
-    from chainer.functions.math.basic_math import Add
-
     with _launched() as (launched, arrays):
         Add().forward(arrays)
     assert launched == [("chainer_fast_add", 2**17)]
@@ -291,10 +257,6 @@ def _():
 
 @check("optimizer-launches")
 def _():
-    import chainer
-    import numpy
-    from chainer.backends import cuda
-
     launched = []
 
     class Array(cuda.ndarray):
@@ -351,8 +313,6 @@ def _():
 
 @check("cudnn-convolution")
 def _():
-    from chainer.functions.connection import convolution_2d
-
     node = convolution_2d.Convolution2DFunction(stride=2)
     y = _on_gpu_by("conv_fprop", node, (1, 2, 5, 5), (3, 2, 3, 3))
     assert y.shape == (1, 3, 2, 2)
@@ -363,8 +323,6 @@ def _():
 
 @check("cudnn-deconvolution")
 def _():
-    from chainer.functions.connection import deconvolution_2d
-
     node = deconvolution_2d.Deconvolution2DFunction()
     x = _on_gpu_by("conv_dgrad", node, (1, 3, 3, 3), (3, 2, 3, 3))
     assert x.shape == (1, 2, 5, 5)
@@ -372,11 +330,6 @@ def _():
 
 @check("cudnn-batch-normalization")
 def _():
-    from types import SimpleNamespace
-
-    import numpy
-    from chainer.functions.normalization import batch_normalization
-
     # The fake CuPy takes every array for NumPy's.
     batch_normalization.cuda = SimpleNamespace(cupy=numpy)
     node = batch_normalization.BatchNormalization()
@@ -387,13 +340,9 @@ def _():
 
 def _on_gpu_by(name, node, *shapes):
     """Compute on a stand-in for a GPU; check that the fake cuDNN does it; return the result."""
-    import chainer
     import cudnn
     import functions
-    import numpy
     from host_gpu import HostGpu
-
-    from chainer_fast.cudnn import runner
 
     runner.Gpu = HostGpu
     # Loading libcudnn.so.9 gives a stand-in, too.
