@@ -1,9 +1,22 @@
 """Tools with which repairs change modules."""
 
 import builtins
+import functools
 from collections.abc import Callable, Mapping
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def replaces(owner: Any, name: str) -> Callable[[Function], Function]:
+    """Return a decorator: the function takes the place, name and docstring of the owner's own."""
+
+    def replace(function: Function) -> Function:
+        setattr(owner, name, functools.wraps(getattr(owner, name))(function))
+        return function
+
+    return replace
 
 
 def view(module: ModuleType, **replaced: object) -> ModuleType:

@@ -1,6 +1,5 @@
 """Functions of NumPy and Python that warn or are gone."""
 
-import functools
 import threading
 import warnings
 from collections.abc import Callable
@@ -76,7 +75,7 @@ def reshape_for_initializers(module: ModuleType) -> None:
         is_function = callable(given) and not isinstance(given, initializer.Initializer)
         return Reshaped(given, shape) if is_function else given
 
-    @functools.wraps(init)
+    @surgery.replaces(module.Maxout, "__init__")
     def wrapped(
         self: Any,
         in_size: int | None,
@@ -93,8 +92,6 @@ def reshape_for_initializers(module: ModuleType) -> None:
             reshaped(initialW, (out_size, pool_size, -1)),
             reshaped(initial_bias, (out_size, pool_size)),
         )
-
-    module.Maxout.__init__ = wrapped
 
 
 def _warns(action: Callable[[], object]) -> bool:

@@ -1,7 +1,6 @@
 """Changes in h5py 3, protobuf 4, SciPy and ONNX."""
 
 import contextlib
-import functools
 import importlib.util
 from types import ModuleType
 from typing import Any
@@ -39,15 +38,13 @@ def decode_strings(module: ModuleType) -> None:
     """Decode strings that are read from an HDF5 file."""
     call = module.HDF5Deserializer.__call__
 
-    @functools.wraps(call)
+    @surgery.replaces(module.HDF5Deserializer, "__call__")
     def wrapped(self: Any, key: str, value: Any) -> Any:
         if isinstance(value, str) and self.group is not None and key in self.group:
             dataset = self.group[key]
             if dataset.shape is not None:
                 return dataset.asstr()[()]
         return call(self, key, value)
-
-    module.HDF5Deserializer.__call__ = wrapped
 
 
 def build_messages(module: ModuleType) -> None:
@@ -72,11 +69,9 @@ def multiply_in_float32(module: ModuleType) -> None:
     """Multiply sparse float16 matrices in float32, as Chainer does on a GPU."""
     matmul = module._coo_matmul_cpu
 
-    @functools.wraps(matmul)
+    @surgery.replaces(module, "_coo_matmul_cpu")
     def wrapped(data: Any, row: Any, col: Any, shape: Any, dense: Any, dtype: Any) -> Any:
         return matmul(_at_least_32(data), row, col, shape, _at_least_32(dense), dtype)
-
-    module._coo_matmul_cpu = wrapped  # type: ignore[attr-defined]
 
 
 def provide_mapping(module: ModuleType) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-from chainer_compat import settings
+from chainer_compat import settings, surgery
 
 HOST = "http://yann.lecun.com/exdb/mnist/"
 MIRRORS = (
@@ -53,7 +53,7 @@ def fetch_from_mirrors(module: ModuleType) -> None:
         lambda source: print(f"Downloading MNIST from {source}...", file=sys.stderr, flush=True)
     )
 
-    @functools.wraps(own)
+    @surgery.replaces(module, "cached_download")
     def cached_download(url: str) -> str:
         root = Path(module.get_dataset_root()).absolute()
         name_there = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest()
@@ -75,8 +75,6 @@ def fetch_from_mirrors(module: ModuleType) -> None:
                 "~/.chainer/dataset of a machine that has the data."
             )
             raise
-
-    module.cached_download = cached_download  # type: ignore[attr-defined]
 
 
 def _fetch(name: str, root: Path, announce: Callable[[str], None]) -> bytes:

@@ -6,7 +6,6 @@ starts from a plain 0 silently lose precision or overflow. On the other hand,
 ``float32_array + numpy.int64(1)``.
 """
 
-import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -54,25 +53,21 @@ def summarize_in_float64(module: ModuleType) -> None:
     """Accumulate the statistics of a log in float64."""
     add = module.Summary.add
 
-    @functools.wraps(add)
+    @surgery.replaces(module.Summary, "add")
     def wrapped(self: Any, value: Any, weight: Any = 1) -> None:
         add(self, widen(value), widen(weight))
-
-    module.Summary.add = wrapped
 
 
 def average_in_float64(module: ModuleType) -> None:
     """Accumulate numerator and denominator of ``MicroAverage`` in float64."""
     call = module.MicroAverage.__call__
 
-    @functools.wraps(call)
+    @surgery.replaces(module.MicroAverage, "__call__")
     def wrapped(self: Any, trainer: Any) -> None:
         # Widening a sum before the next term joins it makes the new sum a float64.
         self._numerator = _as_float64(self._numerator)
         self._denominator = _as_float64(self._denominator)
         call(self, trainer)
-
-    module.MicroAverage.__call__ = wrapped
 
 
 def clip_in_float64(module: ModuleType) -> None:
@@ -98,13 +93,11 @@ def plain_numbers(class_name: str) -> Callable[[ModuleType], None]:
         cls = getattr(module, class_name)
         init = cls.__init__
 
-        @functools.wraps(init)
+        @surgery.replaces(cls, "__init__")
         def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
             init(self, *args, **kwargs)
             for name, value in vars(self).items():
                 setattr(self, name, _plain(value))
-
-        cls.__init__ = wrapped
 
     return repair
 

@@ -1,6 +1,5 @@
 """Names that NumPy 2 removed, and inputs that it refuses."""
 
-import functools
 from types import ModuleType
 from typing import Any
 
@@ -62,22 +61,18 @@ def wrap_padding(module: ModuleType) -> None:
     """Let a padding of -1 wrap around in unsigned arrays, as it does in C."""
     forward = module.PadSequence.forward
 
-    @functools.wraps(forward)
+    @surgery.replaces(module.PadSequence, "forward")
     def wrapped(self: Any, xs: Any) -> Any:
         if isinstance(self.padding, int):
             self.padding = numpy.asarray(self.padding).astype(xs[0].dtype)[()]
         return forward(self, xs)
-
-    module.PadSequence.forward = wrapped
 
 
 def print_cpu_in_capitals(module: ModuleType) -> None:
     """Print the device of a NumPy array as ``CPU``, as Chainer's documentation does."""
     debug_print = module.Variable.debug_print
 
-    @functools.wraps(debug_print)
+    @surgery.replaces(module.Variable, "debug_print")
     def wrapped(self: Any) -> str:
         text: str = debug_print(self)
         return text.replace("\n- device: cpu\n", "\n- device: CPU\n")
-
-    module.Variable.debug_print = wrapped

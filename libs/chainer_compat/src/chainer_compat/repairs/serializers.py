@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from types import ModuleType
 from typing import Any
 
 from numpy.lib.npyio import NpzFile
 
-from chainer_compat import npz
+from chainer_compat import npz, surgery
 
 # Bytes that an array may claim without storing them, for example because they are zeros.
 _MOST_UNWRITTEN = 2**20
@@ -31,29 +30,26 @@ def read_npz_safely(module: ModuleType) -> None:
     deserializer = module.NpzDeserializer
     init, call = deserializer.__init__, deserializer.__call__
 
-    @functools.wraps(init)
+    @surgery.replaces(deserializer, "__init__")
     def __init__(self: Any, file: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(file, NpzFile) and file.zip is not None:
             name = getattr(file.fid, "name", None) or file.zip.filename or "the file"
             file = npz.NpzArrays(file.zip, str(name))
         init(self, file, *args, **kwargs)
 
-    @functools.wraps(call)
+    @surgery.replaces(deserializer, "__call__")
     def __call__(self: Any, key: str, value: Any) -> Any:
         if isinstance(self.npz, npz.NpzArrays):
             self = copy.copy(self)
             self.npz = _ReadFor(self.npz, value)
         return call(self, key, value)
 
-    @functools.wraps(module.load_npz)
+    @surgery.replaces(module, "load_npz")
     def load_npz(
         file: Any, obj: Any, path: str = "", strict: bool = True, ignore_names: Any = None
     ) -> None:
         with npz.open_npz(file) as arrays:
             deserializer(arrays, path, strict, ignore_names).load(obj)
-
-    deserializer.__init__, deserializer.__call__ = __init__, __call__
-    module.load_npz = load_npz  # type: ignore[attr-defined]
 
 
 class _ReadFor:
@@ -74,13 +70,13 @@ def read_hdf5_safely(module: ModuleType) -> None:
     deserializer = module.HDF5Deserializer
     getitem, call = deserializer.__getitem__, deserializer.__call__
 
-    @functools.wraps(getitem)
+    @surgery.replaces(deserializer, "__getitem__")
     def __getitem__(self: Any, key: str) -> Any:
         if self.group is not None:
             _check_links(self.group, key.strip("/"))
         return getitem(self, key)
 
-    @functools.wraps(call)
+    @surgery.replaces(deserializer, "__call__")
     def __call__(self: Any, key: str, value: Any) -> Any:
         if self.group is not None:
             start = self.group.file if key.startswith("/") else self.group
@@ -88,8 +84,6 @@ def read_hdf5_safely(module: ModuleType) -> None:
             if dataset is not None and getattr(dataset, "shape", ()) is not None:
                 _check_dataset(dataset, value)
         return call(self, key, value)
-
-    deserializer.__getitem__, deserializer.__call__ = __getitem__, __call__
 
 
 def _check_links(group: Any, path: str) -> Any:

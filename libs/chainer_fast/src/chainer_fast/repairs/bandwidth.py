@@ -4,10 +4,11 @@ They read and write one element at a time. On an H200, they add float16 arrays a
 PyTorch's kernels, which move 16 bytes at a time, reach 4.2 TB/s.
 """
 
-import functools
 import importlib
 from types import ModuleType
 from typing import Any
+
+from chainer_compat import surgery
 
 #: For smaller arrays, starting a kernel takes longer than its work.
 WORTHWHILE_BYTES = 2**20
@@ -37,20 +38,18 @@ def relu_at_full_bandwidth(module: ModuleType) -> None:
     gradient = _elementwise("relu_gradient", "b > T(0) ? gy : T(0)", "b", "gy")
     forward, backward = module.ReLU.forward_gpu, module.ReLUGrad2.forward_gpu
 
-    @functools.wraps(forward)
+    @surgery.replaces(module.ReLU, "forward_gpu")
     def forward_gpu(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if not _is_wide(*inputs):
             return forward(self, inputs)
         self.retain_outputs((0,))
         return (relu(*inputs),)
 
-    @functools.wraps(backward)
+    @surgery.replaces(module.ReLUGrad2, "forward_gpu")
     def backward_gpu(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if not _is_wide(self.b, *inputs):
             return backward(self, inputs)
         return (gradient(self.b, *inputs),)
-
-    module.ReLU.forward_gpu, module.ReLUGrad2.forward_gpu = forward_gpu, backward_gpu
 
 
 def add_at_full_bandwidth(module: ModuleType) -> None:
@@ -59,13 +58,11 @@ def add_at_full_bandwidth(module: ModuleType) -> None:
     original = module.Add.forward
     cuda = importlib.import_module("chainer.backends.cuda")
 
-    @functools.wraps(original)
+    @surgery.replaces(module.Add, "forward")
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if type(inputs[0]) is not cuda.ndarray or not _is_wide(*inputs):
             return original(self, inputs)
         return (add(*inputs),)
-
-    module.Add.forward = forward
 
 
 def _elementwise(name: str, expression: str, *inputs: str) -> Any:

@@ -1,6 +1,5 @@
 """iDeep is gone; oneDNN stands in for it."""
 
-import functools
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from chainer_compat import surgery
 from chainer_fast.onednn import library
 
 #: Modules of `chainer.functions` that can compute on arrays in oneDNN's layouts.
@@ -66,12 +66,10 @@ def only_by_channel(module: ModuleType) -> None:
     mode = module._BNMode
     init = mode.__init__
 
-    @functools.wraps(init)
+    @surgery.replaces(mode, "__init__")
     def wrapped(self: Any, x: Any, gamma: Any, key_axis: tuple[int, ...], **options: Any) -> None:
         init(self, x, gamma, key_axis, **options)
         self.ideep_ok = self.ideep_ok and key_axis == (1,)
-
-    mode.__init__ = wrapped
 
 
 def numpy_for_others(module: ModuleType) -> None:
@@ -79,13 +77,11 @@ def numpy_for_others(module: ModuleType) -> None:
     with_numpy = _converter(module)
     apply = module.FunctionNode.apply
 
-    @functools.wraps(apply)
+    @surgery.replaces(module.FunctionNode, "apply")
     def wrapped(self: Any, inputs: Any) -> Any:
         if type(self).__module__ not in AWARE:
             inputs = list(map(with_numpy, inputs))
         return apply(self, inputs)
-
-    module.FunctionNode.apply = wrapped
 
 
 def numpy_for_old_functions(module: ModuleType) -> None:
@@ -93,11 +89,9 @@ def numpy_for_old_functions(module: ModuleType) -> None:
     with_numpy = _converter(module)
     backward = module.FunctionAdapter.backward
 
-    @functools.wraps(backward)
+    @surgery.replaces(module.FunctionAdapter, "backward")
     def wrapped(self: Any, indexes: Any, grad_outputs: Any) -> Any:
         return backward(self, indexes, tuple(map(with_numpy, grad_outputs)))
-
-    module.FunctionAdapter.backward = wrapped
 
 
 def _converter(module: ModuleType) -> Callable[[Any], Any]:

@@ -1,12 +1,12 @@
 """Launch fewer kernels: with one per parameter, launching takes longer than computing."""
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType, NoneType
 from typing import Any, NamedTuple
 
 import numpy
 
+from chainer_compat import surgery
 from chainer_fast.foreach import Calls, Later
 
 #: Largest number of elements of gradients that a launch covers: 256 MiB in float32.
@@ -15,9 +15,8 @@ MOST_ELEMENTS = 1 << 26
 
 def update_parameters_at_once(module: ModuleType) -> None:
     """Launch the kernels of an optimizer once for all parameters."""
-    original = module.GradientMethod.update
 
-    @functools.wraps(original)
+    @surgery.replaces(module.GradientMethod, "update")
     def update(self: Any, lossfun: Any = None, *args: Any, **kwds: Any) -> None:
         if lossfun is not None:
             loss = lossfun(*args, **kwds)
@@ -39,7 +38,7 @@ def update_parameters_at_once(module: ModuleType) -> None:
 
     reallocate = module.GradientMethod.reallocate_cleared_grads
 
-    @functools.wraps(reallocate)
+    @surgery.replaces(module.GradientMethod, "reallocate_cleared_grads")
     def reallocate_cleared_grads(self: Any) -> None:
         with module.variable._AllowArrayAccessWithNonstandardLayout():
             some_are_missing = any(each.grad is None for each in self.target.params(False))
@@ -48,7 +47,7 @@ def update_parameters_at_once(module: ModuleType) -> None:
 
     call_hook = module.Optimizer.call_hook
 
-    @functools.wraps(call_hook)
+    @surgery.replaces(module.Optimizer, "call_hook")
     def call_hook_at_once(self: Any, hook: Any) -> None:
         cuda = module.chainer.backends.cuda
         if _is_weight_decay(hook):
@@ -57,10 +56,6 @@ def update_parameters_at_once(module: ModuleType) -> None:
                 _decay(hook, parameters, cuda)
                 return
         call_hook(self, hook)
-
-    module.Optimizer.call_hook = call_hook_at_once
-    module.GradientMethod.update = update
-    module.GradientMethod.reallocate_cleared_grads = reallocate_cleared_grads
 
 
 class _Step(NamedTuple):

@@ -3,13 +3,14 @@
 The results are bitwise identical, except for the sign of zeros.
 """
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy
+
+from chainer_compat import surgery
 
 
 def copies_are_made() -> bool:
@@ -21,7 +22,7 @@ def pool_in_place(module: ModuleType) -> None:
     pooling, gradient = module.MaxPoolingND, module.MaxPoolingNDGrad
     forward_cpu, gradient_cpu = pooling.forward_cpu, gradient.forward_cpu
 
-    @functools.wraps(forward_cpu)
+    @surgery.replaces(pooling, "forward_cpu")
     def forward(self: Any, inputs: Any) -> Any:
         (x,) = inputs
         is_onednns = self.ndim == 2 and _asks_onednn(module, inputs)
@@ -37,7 +38,7 @@ def pool_in_place(module: ModuleType) -> None:
         self._in_shape, self._in_dtype, self.indexes = x.shape, x.dtype, indexes
         return (y,)
 
-    @functools.wraps(gradient_cpu)
+    @surgery.replaces(gradient, "forward_cpu")
     def backward(self: Any, inputs: Any) -> Any:
         (gy,) = inputs
         f = self.func
@@ -49,8 +50,6 @@ def pool_in_place(module: ModuleType) -> None:
         ):
             return gradient_cpu(self, inputs)
         return (_unpool(gy, f.indexes, f._in_shape, f.ksize, f.stride, f.pad),)
-
-    pooling.forward_cpu, gradient.forward_cpu = forward, backward
 
 
 def _pool(
@@ -123,7 +122,7 @@ def multiply_once(module: ModuleType) -> None:
     rectifier, gradient = module.LeakyReLU, module._LeakyReLUGrad
     forward_cpu, gradient_cpu = rectifier.forward_cpu, gradient.forward_cpu
 
-    @functools.wraps(forward_cpu)
+    @surgery.replaces(rectifier, "forward_cpu")
     def forward(self: Any, inputs: Any) -> Any:
         (x,) = inputs
         if _asks_onednn(module, inputs) or not (
@@ -134,7 +133,7 @@ def multiply_once(module: ModuleType) -> None:
         y = x * x.dtype.type(self.slope)
         return (numpy.maximum(x, y, out=numpy.asarray(y)),)
 
-    @functools.wraps(gradient_cpu)
+    @surgery.replaces(gradient, "forward_cpu")
     def backward(self: Any, inputs: Any) -> Any:
         (gy,) = inputs
         if _asks_onednn(module, inputs) or not isinstance(gy, numpy.ndarray):
@@ -143,22 +142,20 @@ def multiply_once(module: ModuleType) -> None:
         # NumPy's product of arrays without axes would be a scalar.
         return (numpy.asarray(gy * factors.take(numpy.asarray(self.cond) <= 0)),)
 
-    rectifier.forward_cpu, gradient.forward_cpu = forward, backward
-
 
 def normalize_in_place(module: ModuleType) -> None:
     """Normalize batches with one array as large as the batch, and compute the mean only once."""
     general = module.GeneralBatchNormalizationImpl
     get_mean_and_var, apply_bn_fwd = general.get_mean_and_var, module._apply_bn_fwd
 
-    @functools.wraps(get_mean_and_var)
+    @surgery.replaces(general, "get_mean_and_var")
     def mean_and_var(self: Any, axis: Any, gamma: Any, x: Any, xp: Any, dtype: Any) -> Any:
         if not isinstance(x, numpy.ndarray):
             return get_mean_and_var(self, axis, gamma, x, xp, dtype)
         mean = x.mean(axis=axis, dtype=dtype, keepdims=True)
         return mean.squeeze(axis), x.var(axis=axis, dtype=dtype, mean=mean)
 
-    @functools.wraps(apply_bn_fwd)
+    @surgery.replaces(module, "_apply_bn_fwd")
     def apply(xp: Any, x: Any, mean: Any, inv_std: Any, gamma: Any, beta: Any) -> Any:
         if not isinstance(x, numpy.ndarray):
             return apply_bn_fwd(xp, x, mean, inv_std, gamma, beta)
@@ -167,9 +164,6 @@ def normalize_in_place(module: ModuleType) -> None:
         y = numpy.multiply(x_hat, gamma, out=x_hat if is_wide else None)
         y += beta
         return y.astype(x.dtype, copy=False)
-
-    general.get_mean_and_var = mean_and_var
-    vars(module)["_apply_bn_fwd"] = apply
 
 
 def _asks_onednn(module: ModuleType, arrays: Any) -> bool:

@@ -1,9 +1,9 @@
 """Make the host wait for a GPU less often than Chainer does."""
 
-import functools
 from types import ModuleType
 from typing import Any
 
+from chainer_compat import surgery
 from chainer_fast.foreach import Calls
 
 
@@ -11,7 +11,7 @@ def look_at_all_gradients_at_once(module: ModuleType) -> None:
     """Check once whether all gradients are finite; only if not, find out which are."""
     original = module.Optimizer.check_nan_in_grads
 
-    @functools.wraps(original)
+    @surgery.replaces(module.Optimizer, "check_nan_in_grads")
     def check_nan_in_grads(self: Any) -> None:
         cuda = module.chainer.backends.cuda
         parameters = list(self.target.params()) if self._loss_scaling_is_dynamic else []
@@ -33,5 +33,3 @@ def look_at_all_gradients_at_once(module: ModuleType) -> None:
         self._loss_scaling_isnan = bool(found)
         if self._loss_scaling_isnan:
             original(self)
-
-    module.Optimizer.check_nan_in_grads = check_nan_in_grads
