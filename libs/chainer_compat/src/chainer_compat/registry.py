@@ -114,21 +114,16 @@ REPAIRS = (
         setuptools82.no_environment_check,
         "instead",
     ),
-    Repair(
-        "testing-requirements",
-        "chainer.testing.helper",
-        "pkg_resources is gone or deprecated",
-        setuptools82.lacks_pkg_resources,
-        setuptools82.provide_requirements,
-        "before",
-    ),
-    Repair(
-        "doctest-requirements",
-        "chainer.testing.doctest_helper",
-        "pkg_resources is gone or deprecated",
-        setuptools82.lacks_pkg_resources,
-        setuptools82.provide_requirements,
-        "before",
+    *(
+        Repair(
+            f"{what}-requirements",
+            f"chainer.testing.{module}",
+            "pkg_resources is gone or deprecated",
+            setuptools82.lacks_pkg_resources,
+            setuptools82.provide_requirements,
+            "before",
+        )
+        for what, module in (("testing", "helper"), ("doctest", "doctest_helper"))
     ),
     Repair(
         "as-strided-sctypes",
@@ -275,37 +270,21 @@ REPAIRS = (
         libraries.has_scipy,
         libraries.multiply_in_float32,
     ),
-    Repair(
-        "onnx-export",
-        "onnx_chainer.export",
-        "onnx.mapping is gone",
-        libraries.onnx_has_no_mapping,
-        libraries.provide_mapping,
-        "before",
-    ),
-    Repair(
-        "onnx-constants",
-        "onnx_chainer.context",
-        "onnx.mapping is gone",
-        libraries.onnx_has_no_mapping,
-        libraries.provide_mapping,
-        "before",
-    ),
-    Repair(
-        "onnx-array-functions",
-        "onnx_chainer.functions.array",
-        "onnx.mapping is gone",
-        libraries.onnx_has_no_mapping,
-        libraries.provide_mapping,
-        "before",
-    ),
-    Repair(
-        "onnx-math-functions",
-        "onnx_chainer.functions.math",
-        "onnx.mapping is gone",
-        libraries.onnx_has_no_mapping,
-        libraries.provide_mapping,
-        "before",
+    *(
+        Repair(
+            f"onnx-{what}",
+            f"onnx_chainer.{module}",
+            "onnx.mapping is gone",
+            libraries.onnx_has_no_mapping,
+            libraries.provide_mapping,
+            "before",
+        )
+        for what, module in (
+            ("export", "export"),
+            ("constants", "context"),
+            ("array-functions", "functions.array"),
+            ("math-functions", "functions.math"),
+        )
     ),
     Repair(
         "mnist-mirrors",

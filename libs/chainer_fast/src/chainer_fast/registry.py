@@ -112,29 +112,24 @@ REPAIRS = (
         cupy_is_14,
         launches.update_parameters_at_once,
     ),
-    Repair(
-        "cudnn-convolution",
-        "chainer.functions.connection.convolution_2d",
-        "CuPy 14 has no cuDNN",
-        cupy_is_14,
-        cudnn.use_for_convolution,
-        option=CUDNN,
-    ),
-    Repair(
-        "cudnn-deconvolution",
-        "chainer.functions.connection.deconvolution_2d",
-        "CuPy 14 has no cuDNN",
-        cupy_is_14,
-        cudnn.use_for_deconvolution,
-        option=CUDNN,
-    ),
-    Repair(
-        "cudnn-batch-normalization",
-        "chainer.functions.normalization.batch_normalization",
-        "CuPy 14 has no cuDNN",
-        cupy_is_14,
-        cudnn.use_for_batch_normalization,
-        option=CUDNN,
+    *(
+        Repair(
+            f"cudnn-{what}",
+            f"chainer.functions.{module}",
+            "CuPy 14 has no cuDNN",
+            cupy_is_14,
+            function,
+            option=CUDNN,
+        )
+        for what, module, function in (
+            ("convolution", "connection.convolution_2d", cudnn.use_for_convolution),
+            ("deconvolution", "connection.deconvolution_2d", cudnn.use_for_deconvolution),
+            (
+                "batch-normalization",
+                "normalization.batch_normalization",
+                cudnn.use_for_batch_normalization,
+            ),
+        )
     ),
 )
 
