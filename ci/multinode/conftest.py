@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from chainermn.launch.hosts import is_this_host
-from chainermn.testing.mpiexec import JOB_VARIABLE, JobResult, mpiexec_command
+from chainermn.testing.mpiexec import JOB_VARIABLE, mpiexec_command
 from ci.cluster import links
 from ci.multinode.hosts import EMULATED_HOSTFILE, Hosts
 from ci.multinode.jobs import Job
@@ -80,18 +80,6 @@ def start_command(hosts: Hosts, _jobs: list[Job]) -> Callable[..., Job]:
 
 
 @pytest.fixture(scope="session")
-def run_command(start_command: Callable[..., Job]) -> Callable[..., JobResult]:
-    """Return a function that runs a command line of ``mpiexec`` until it ends."""
-
-    def run(
-        command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 300
-    ) -> JobResult:
-        return start_command(command, env=env).wait(timeout)
-
-    return run
-
-
-@pytest.fixture(scope="session")
 def start_job(hosts: Hosts, start_command: Callable[..., Job]) -> Callable[..., Job]:
     """Return a function that starts a script on several hosts.
 
@@ -114,25 +102,6 @@ def start_job(hosts: Hosts, start_command: Callable[..., Job]) -> Callable[..., 
         return start_command(command, env=env)
 
     return start
-
-
-@pytest.fixture(scope="session")
-def run_job(start_job: Callable[..., Job]) -> Callable[..., JobResult]:
-    """Return a function that runs a script on several hosts until it ends.
-
-    It takes the same arguments as ``start_job``'s function, and ``timeout`` in seconds.
-    """
-
-    def run(
-        placement: Sequence[int],
-        arguments: Arguments,
-        *,
-        env: Mapping[str, str] | None = None,
-        timeout: float = 300,
-    ) -> JobResult:
-        return start_job(placement, arguments, env=env).wait(timeout)
-
-    return run
 
 
 @pytest.fixture

@@ -8,15 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chainermn.testing.mpiexec import JobResult
 from ci.multinode.hosts import Hosts
-from ci.multinode.jobs import output_of
+from ci.multinode.jobs import Job, output_of
 
 HERE = Path(__file__).resolve().parent
 APPS = HERE.parents[1] / "apps"
 TRAIN, VALIDATION = 40, 10
 
-RunJob = Callable[..., JobResult]
+Start = Callable[..., Job]
 
 
 def read_log(out: Path) -> list[dict[str, Any]]:
@@ -51,12 +50,12 @@ def check_clocks(about: dict[str, Any], hosts: Hosts) -> None:
         assert max(abs(clock["start"]), abs(clock["end"])) <= clock["error"]
 
 
-def test_mnist(run_job: RunJob, hosts: Hosts, local_path: Path) -> None:
+def test_mnist(start_job: Start, hosts: Hosts, local_path: Path) -> None:
     out = local_path / "result"
     options = ["--epoch", "2", "--unit", "20", "--out", out]
     timeline = local_path / "timeline.json"
     env = {"CHAINERMN_TIMELINE": str(timeline)}
-    job = run_job((2, 2), [APPS / "mnist/train.py", *options], env=env)
+    job = start_job((2, 2), [APPS / "mnist/train.py", *options], env=env).wait()
     assert "after 2 epochs" in output_of(job)
     check_clocks(json.loads(timeline.read_text())["otherData"], hosts)
     log = read_log(out)
@@ -64,9 +63,9 @@ def test_mnist(run_job: RunJob, hosts: Hosts, local_path: Path) -> None:
     assert log[-1]["main/loss"] < log[0]["main/loss"]
 
 
-def test_mnist_without_data_where_they_are_read(run_job: RunJob, local_path: Path) -> None:
+def test_mnist_without_data_where_they_are_read(start_job: Start, local_path: Path) -> None:
     options = ["--dataset", "mnist", "--data", local_path, "--out", local_path / "result"]
-    job = run_job((1, 1), [APPS / "mnist/train.py", *options])
+    job = start_job((1, 1), [APPS / "mnist/train.py", *options]).wait()
     assert job.returncode != 0
     assert (job.timed_out, job.left_behind) == (False, []), job
     assert "Traceback" not in job.stderr
@@ -74,11 +73,11 @@ def test_mnist_without_data_where_they_are_read(run_job: RunJob, local_path: Pat
 
 
 def test_imagenet_with_images_on_every_host(
-    run_job: RunJob, local_path: Path, hosts: Hosts
+    start_job: Start, local_path: Path, hosts: Hosts
 ) -> None:
     data, out = local_path / "images", local_path / "result"
     draw_images(hosts, hosts.names[:2], data)
-    output_of(run_job((1, 1), imagenet(data, out)))
+    output_of(start_job((1, 1), imagenet(data, out)).wait())
     (row,) = read_log(out)
     assert row["iteration"] == TRAIN // 2 // 4
     for key in ("validation/main/accuracy", "validation/main/top5"):
@@ -86,11 +85,11 @@ def test_imagenet_with_images_on_every_host(
 
 
 def test_imagenet_without_images_on_one_host(
-    run_job: RunJob, local_path: Path, hosts: Hosts
+    start_job: Start, local_path: Path, hosts: Hosts
 ) -> None:
     data = local_path / "images"
     draw_images(hosts, hosts.names[:1], data)
-    job = run_job((1, 1), imagenet(data, local_path / "result"))
+    job = start_job((1, 1), imagenet(data, local_path / "result")).wait()
     assert job.returncode != 0
     assert (job.timed_out, job.left_behind) == (False, []), job
     assert f"host {hosts.names[1]} has no file {data}/train/" in job.stderr

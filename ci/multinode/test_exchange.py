@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chainermn.testing.mpiexec import JobResult
 from ci.multinode.hosts import Hosts
-from ci.multinode.jobs import output_of
+from ci.multinode.jobs import Job, output_of
 from ci.multinode.scripts import exchange
 
 SCRIPT = Path(__file__).with_name("scripts") / "exchange.py"
@@ -36,8 +35,8 @@ def placement(request: pytest.FixtureRequest) -> Placement:
 
 
 @pytest.fixture(scope="module")
-def report(placement: Placement, run_job: Callable[..., JobResult]) -> Report:
-    return json.loads(output_of(run_job(placement, [SCRIPT, *COMMUNICATORS])))
+def report(placement: Placement, start_job: Callable[..., Job]) -> Report:
+    return json.loads(output_of(start_job(placement, [SCRIPT, *COMMUNICATORS]).wait()))
 
 
 def test_places(placement: Placement, report: Report, hosts: Hosts) -> None:

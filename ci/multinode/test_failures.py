@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.testing.mpiexec import JobResult
 from ci.multinode.conftest import skip_unless_emulated
 from ci.multinode.hosts import Hosts
 from ci.multinode.jobs import Job
@@ -109,9 +108,9 @@ def small_disk(hosts: Hosts, local_path: Path) -> Iterator[Path]:
 
 @pytest.mark.nightly
 def test_disk_is_full_while_mnist_writes_a_snapshot(
-    run_job: Callable[..., JobResult], small_disk: Path, hosts: Hosts
+    start_job: Callable[..., Job], small_disk: Path, hosts: Hosts
 ) -> None:
-    job = run_job((1, 1), [MNIST, "--epoch", "100000", "--out", small_disk])
+    job = start_job((1, 1), [MNIST, "--epoch", "100000", "--out", small_disk]).wait()
     assert (job.timed_out, job.left_behind) == (False, []), job
     assert job.returncode != 0
     assert f"chainermn: rank 0 of 2 on {hosts.names[0]} failed" in job.stderr

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from chainermn.testing.mpiexec import JobResult, find_mpiexec, mpi_flavor
+from chainermn.testing.mpiexec import find_mpiexec, mpi_flavor
 from ci.cluster import files
 from ci.multinode.hosts import Hosts
 from ci.multinode.jobs import Job, output_of
@@ -24,20 +24,20 @@ MPIEXEC = str(find_mpiexec())
 PRINT_VARIABLE = [sys.executable, str(SCRIPTS / "print_variable.py")]
 EXCHANGE = [sys.executable, str(SCRIPTS / "exchange.py")]
 
-RunCommand = Callable[..., JobResult]
+Start = Callable[..., Job]
 
 
-def printed_by(job: JobResult) -> Any:
-    return json.loads(output_of(job))
+def printed_by(job: Job) -> Any:
+    return json.loads(output_of(job.wait()))
 
 
-def test_list_of_hosts(run_command: RunCommand, hosts: Hosts) -> None:
+def test_list_of_hosts(start_command: Start, hosts: Hosts) -> None:
     names = hosts.names[:2]
-    job = run_command([MPIEXEC, "-n", "2", "-host", ",".join(names), *PRINT_VARIABLE, "NONE"])
+    job = start_command([MPIEXEC, "-n", "2", "-host", ",".join(names), *PRINT_VARIABLE, "NONE"])
     assert [host for host, _ in printed_by(job)] == names
 
 
-def test_hostfile(run_command: RunCommand, hosts: Hosts, tmp_path: Path) -> None:
+def test_hostfile(start_command: Start, hosts: Hosts, tmp_path: Path) -> None:
     first, second = hosts.names[:2]
     lines = {
         "mpich": f"{first}:2\n{second}:1\n",
@@ -45,19 +45,19 @@ def test_hostfile(run_command: RunCommand, hosts: Hosts, tmp_path: Path) -> None
     }
     file = tmp_path / "hostfile"
     file.write_text(lines[mpi_flavor()])
-    job = run_command([MPIEXEC, "-n", "3", "-hostfile", str(file), *PRINT_VARIABLE, "NONE"])
+    job = start_command([MPIEXEC, "-n", "3", "-hostfile", str(file), *PRINT_VARIABLE, "NONE"])
     assert [host for host, _ in printed_by(job)] == [first, first, second]
 
 
 @pytest.mark.parametrize("variable", ["COLOR", "OMPI_COLOR"])
 @pytest.mark.parametrize("named", [True, False], ids=["-x", "plain"])
-def test_variables(run_command: RunCommand, hosts: Hosts, variable: str, named: bool) -> None:
+def test_variables(start_command: Start, hosts: Hosts, variable: str, named: bool) -> None:
     """MPICH forwards all variables, Open MPI those that ``-x`` names and those like OMPI_*."""
     if named and mpi_flavor() == "mpich":
         pytest.skip("MPICH has no option -x, and needs none")
     option = ["-x", variable] if named else []
     command = [MPIEXEC, "-n", "2", *option, "-host", ",".join(hosts.names[:2]), *PRINT_VARIABLE]
-    job = run_command([*command, variable], env={variable: "green"})
+    job = start_command([*command, variable], env={variable: "green"})
     forwarded = named or mpi_flavor() == "mpich" or variable.startswith("OMPI_")
     expected = ["green", "green" if forwarded else None]
     assert printed_by(job) == [list(pair) for pair in zip(hosts.names, expected, strict=False)]
@@ -82,24 +82,22 @@ def test_host_that_does_not_answer(
     assert silent_host in job.output()[1]
 
 
-def test_script_that_one_host_lacks(
-    run_command: RunCommand, hosts: Hosts, local_path: Path
-) -> None:
+def test_script_that_one_host_lacks(start_command: Start, hosts: Hosts, local_path: Path) -> None:
     first, second = hosts.names[:2]
     script = local_path / "train.py"
     script.write_text("")
     where = ["--host", f"{first}:1,{second}:1"]
-    job = run_command([sys.executable, "-m", "chainermn", "launch", *where, str(script)])
+    job = start_command([sys.executable, "-m", "chainermn", "launch", *where, str(script)]).wait()
     assert job.returncode == 1
     assert f"Error: {second}: it has no {script}. To find out more, run: " in job.stderr
 
 
 def test_interface_with_the_same_address_on_all_hosts(
-    run_command: RunCommand, hosts: Hosts, duplicate_interface: None
+    start_command: Start, hosts: Hosts, duplicate_interface: None
 ) -> None:
     """Open MPI needs to know which network leads to the other hosts; MPICH finds out."""
     env = {"OMPI_MCA_btl_tcp_if_include": f"{files.NETWORK}.0/24", "OMP_NUM_THREADS": "1"}
     where = ",".join(f"{name}:2" for name in hosts.names[:2])
-    job = run_command([MPIEXEC, "-n", "4", "-host", where, *EXCHANGE, "hierarchical"], env=env)
+    job = start_command([MPIEXEC, "-n", "4", "-host", where, *EXCHANGE, "hierarchical"], env=env)
     everywhere = printed_by(job)["hierarchical"]
     assert [got["collectives"]["allreduce"] for got in everywhere] == [[60, 64, 68]] * 4

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.testing.mpiexec import JobResult
 from ci.multinode.hosts import Hosts
+from ci.multinode.jobs import Job
 
 SCRIPT = Path(__file__).with_name("scripts") / "die_while_sharing.py"
 # Files that the MPIs themselves leave behind if ranks are killed.
@@ -20,12 +20,12 @@ OF_MPI = re.compile(r"mpich_shm_.*|sm_segment\..*|vader_segment\..*|ompi.*|prte.
 @pytest.mark.parametrize("to_the_end", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_nothing_is_left(
-    run_job: Callable[..., JobResult], hosts: Hosts, rank: int, to_the_end: bool
+    start_job: Callable[..., Job], hosts: Hosts, rank: int, to_the_end: bool
 ) -> None:
     if not hosts.emulated:
         pytest.skip("others may use the memory of real machines")
     for number in itertools.count(1) if to_the_end else (12,):
-        job = run_job((2,), [SCRIPT, str(rank), str(number)])
+        job = start_job((2,), [SCRIPT, str(rank), str(number)]).wait()
         names = hosts.check(hosts.names[0], "ls", "-A", "/dev/shm").split()
         assert [name for name in names if not OF_MPI.fullmatch(name)] == []
         assert (job.timed_out, job.left_behind) == (False, [])

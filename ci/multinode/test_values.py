@@ -18,9 +18,8 @@ from hypothesis import HealthCheck, example, given, seed, settings
 from hypothesis import strategies as st
 
 from chainermn.launch import run
-from chainermn.testing.mpiexec import JobResult
 from ci.multinode.hosts import Hosts
-from ci.multinode.jobs import output_of
+from ci.multinode.jobs import Job, output_of
 
 SAY = Path(__file__).with_name("scripts") / "say_what_came.py"
 # Each example takes a job, so it has many values. Every night draws others.
@@ -86,7 +85,7 @@ def make_folder(hosts: Hosts, path: Path, name: str) -> Path:
 @example(KNOWN, KNOWN, [f"Z{text}".replace("=", "") for text in KNOWN], "f $(id)\n'\"`\\\udcff")
 @given(many(ARGUMENTS), many(VALUES), many(NAMES, unique_by=as_bytes), FOLDERS)
 def test_launch(
-    run_command: Callable[..., JobResult],
+    start_command: Callable[..., Job],
     hosts: Hosts,
     local_path: Path,
     arguments: Sequence[str],
@@ -109,7 +108,7 @@ def test_launch(
     launch = [sys.executable, "-m", "chainermn", "launch", "--host", ",".join(hosts.names[:2])]
     forward = [f"--forward={variable}" for variable in variables]
     command = ["env", "-C", str(folder), *launch, *forward, str(script), str(list_of_names)]
-    assert output_of(run_command([*command, *arguments], env=variables)) == ""
+    assert output_of(start_command([*command, *arguments], env=variables).wait()) == ""
     for host in hosts.names[:2]:
         came = json.loads(hosts.check(host, "cat", str(folder / f"{host}.json")))
         assert came == {

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from chainermn.testing.mpiexec import JobResult, mpi_flavor
+from chainermn.testing.mpiexec import mpi_flavor
 from ci.multinode.hosts import Hosts
+from ci.multinode.jobs import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/walkthroughs/two_machines.md"
@@ -33,7 +34,7 @@ def commands(names: list[str], home: Path) -> str:
 
 
 def test_two_machines_that_share_nothing(
-    run_command: Callable[..., JobResult], hosts: Hosts, local_path: Path
+    start_command: Callable[..., Job], hosts: Hosts, local_path: Path
 ) -> None:
     if mpi_flavor() != "mpich":
         pytest.skip("the page installs MPICH")
@@ -43,7 +44,7 @@ def test_two_machines_that_share_nothing(
     assert hosts.check(hosts.names[1], "ls", str(local_path)) == ""
 
     script = commands(hosts.names[:2], local_path)
-    job = run_command(["bash", "-ec", script], env={"HOME": str(local_path)})
+    job = start_command(["bash", "-ec", script], env={"HOME": str(local_path)}).wait()
     assert job.returncode == 0, f"{job}"
     assert "✗" not in job.stdout
     assert job.stdout.count("ranks: 4, hosts: 2, ") == 2
