@@ -149,7 +149,8 @@ def test_a_failing_repair_says_which_and_how_to_do_without_it(monkeypatch):
         registry.apply_repairs(sys.modules[__name__], "after")
 
 
-def test_repair_names_and_modules_exist():
-    assert len({repair.name for repair in registry.REPAIRS}) == len(registry.REPAIRS)
-    for repair in registry.REPAIRS:
+def test_every_repair_has_a_name_of_its_own_and_a_module_that_exists():
+    repairs = registry.all_repairs()
+    assert len({repair.name for repair in repairs}) == len(repairs)
+    for repair in repairs:
         assert importlib.util.find_spec(repair.module) is not None, repair
