@@ -184,6 +184,15 @@ def arrays(dtypes, seed=0):
     return [to_gpu(random.normal(size=shape).astype(dtype)) for shape, dtype in pairs]
 
 
+def model_with(*arrays):
+    """Return a link whose parameters ``p0``, ``p1`` and so on are these arrays."""
+    model = chainer.Link()
+    with model.init_scope():
+        for k, array in enumerate(arrays):
+            setattr(model, f"p{k}", chainer.Parameter(array))
+    return model
+
+
 def test_launches_are_as_many_as_dtypes_and_scalars(launched):
     calls, results = Calls(XP), []
     for dtype, a in itertools.product(["f4", "f8"], [2, 3]):
@@ -236,10 +245,7 @@ OPTIMIZERS = {
 
 def train(optimizer, dtypes, prepare=lambda optimizer: None, loss_scale=None):
     """Take three steps; return each parameter's arrays and states."""
-    model = chainer.Link()
-    with model.init_scope():
-        for k, array in enumerate(arrays(dtypes)):
-            setattr(model, f"p{k}", chainer.Parameter(array))
+    model = model_with(*arrays(dtypes))
     optimizer.setup(model)
     optimizer.use_fp32_update()
     prepare(optimizer)
@@ -370,10 +376,7 @@ def share_a_rule(model):
 
 def train_alike(change):
     """Take three steps with parameters of one shape; return the parameters."""
-    model = chainer.Link()
-    with model.init_scope():
-        for name in ("p0", "p1", "p2"):
-            setattr(model, name, chainer.Parameter(to_gpu(np.ones((2, 3), "f4"))))
+    model = model_with(*(to_gpu(np.ones((2, 3), "f4")) for _ in range(3)))
     optimizer = chainer.optimizers.MomentumSGD(0.25).setup(model)
     for seed in (1, 2, 3):
         random = np.random.default_rng(seed)
@@ -409,10 +412,7 @@ def test_a_state_on_another_gpu_is_moved_by_chainer(launched, repair):
 
 def test_gradients_of_which_one_is_not_finite(launched, repair):
     repair()
-    model = chainer.Link()
-    with model.init_scope():
-        for k, array in enumerate(arrays(["f2", "f4"])):
-            setattr(model, f"p{k}", chainer.Parameter(array))
+    model = model_with(*arrays(["f2", "f4"]))
     optimizer = chainer.optimizers.SGD().setup(model)
     optimizer.loss_scaling()
     for parameter, gradient in zip(model.params(), arrays(["f2", "f4"]), strict=True):
@@ -434,13 +434,11 @@ def test_gradients_that_are_not_of_cupy_are_looked_at_by_chainer(monkeypatch, la
         xp = SimpleNamespace(all=np.all, isfinite=np.isfinite)  # such as ChainerX
 
     repair()
-    model = chainer.Link()
-    with model.init_scope():
-        model.p = chainer.Parameter(to_gpu(np.ones(3, "f4")))
+    model = model_with(to_gpu(np.ones(3, "f4")))
     optimizer = chainer.optimizers.SGD().setup(model)
     optimizer.loss_scaling()
-    model.p.grad = to_gpu(np.array([1, np.inf, 2], "f4"))
+    model.p0.grad = to_gpu(np.array([1, np.inf, 2], "f4"))
     monkeypatch.setattr(chainer.Parameter, "device", OtherGpu())
-    with pytest.warns(UserWarning, match=r"Non finite number found in param\.grad of /p"):
+    with pytest.warns(UserWarning, match=r"Non finite number found in param\.grad of /p0"):
         optimizer.check_nan_in_grads()
     assert launched == []
