@@ -12,6 +12,8 @@ import hypothesis
 import pytest
 from hypothesis.errors import UnsatisfiedAssumption
 
+import chainermn
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.launch import mpiexec
 from chainermn.transport.gpu import device
 
@@ -74,6 +76,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"Property tests drew their examples by CHAINERMN_RANDOM_SEED={SEED}."
         )
+
+
+@pytest.fixture
+def comm() -> CommunicatorBase:
+    return chainermn.create_communicator("naive")
 
 
 @pytest.fixture

@@ -6,22 +6,19 @@ from typing import Any
 
 import pytest
 
-import chainermn
 from chainermn.agreement import check_root, exit_together, run_on_root, run_together
 
 pytestmark = pytest.mark.each_mpi
 
 
 @pytest.mark.mpi(1, 2, 3, 4)
-def test_result_is_that_of_this_rank() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_result_is_that_of_this_rank(comm: Any) -> None:
     assert run_together(comm, "here", lambda: comm.rank) == comm.rank
 
 
 @pytest.mark.mpi(1, 2, 3)
 @pytest.mark.parametrize("kind", [TypeError, ValueError, IndexError, KeyError, OSError])
-def test_failure(kind: type[Exception]) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_failure(comm: Any, kind: type[Exception]) -> None:
     last = comm.size - 1
 
     def act() -> None:
@@ -38,8 +35,7 @@ def test_failure(kind: type[Exception]) -> None:
 
 
 @pytest.mark.mpi(1, 2, 3)
-def test_result_of_the_root_is_that_of_all() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_result_of_the_root_is_that_of_all(comm: Any) -> None:
     called = []
 
     def act() -> list[int]:
@@ -55,8 +51,7 @@ def test_result_of_the_root_is_that_of_all() -> None:
 
 @pytest.mark.mpi(1, 2, 3)
 @pytest.mark.parametrize("kind", [ValueError, OSError])
-def test_failure_of_the_root(kind: type[Exception]) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_failure_of_the_root(comm: Any, kind: type[Exception]) -> None:
     last = comm.size - 1
 
     def act() -> None:
@@ -71,8 +66,7 @@ def test_failure_of_the_root(kind: type[Exception]) -> None:
 
 
 @pytest.mark.mpi(1, 2, 3)
-def test_result_of_the_root_that_cannot_be_pickled() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_result_of_the_root_that_cannot_be_pickled(comm: Any) -> None:
     if comm.size > 1:
         with pytest.raises(TypeError, match="pickle"):
             run_on_root(comm, 0, "here", lambda: lambda: 1)
@@ -80,24 +74,21 @@ def test_result_of_the_root_that_cannot_be_pickled() -> None:
 
 @pytest.mark.mpi(1, 2, 3)
 @pytest.mark.parametrize("root", [-1, 3, 0.5])
-def test_root_that_is_no_rank(root: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_root_that_is_no_rank(comm: Any, root: Any) -> None:
     with pytest.raises(ValueError, match="here: rank 0: root must be a rank"):
         check_root(comm, root, "here")
     check_root(comm, comm.size - 1, "here")
 
 
 @pytest.mark.mpi(2, 3)
-def test_roots_that_differ() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_roots_that_differ(comm: Any) -> None:
     with pytest.raises(ValueError, match=r"rank 0: root=0; rank 1: root=1"):
         check_root(comm, comm.rank, "here")
 
 
 @pytest.mark.mpi(1, 2, 3)
 @pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError, ImportError])
-def test_program_ends_with_one_line(kind: type[Exception]) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_program_ends_with_one_line(comm: Any, kind: type[Exception]) -> None:
     with exit_together(comm):
         assert run_on_root(comm, 0, "here", lambda: 5) == 5
     with pytest.raises(SystemExit) as caught, exit_together(comm):
@@ -107,9 +98,7 @@ def test_program_ends_with_one_line(kind: type[Exception]) -> None:
 
 
 @pytest.mark.mpi(1, 2)
-def test_program_ends_with_what_all_ranks_raise() -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_program_ends_with_what_all_ranks_raise(comm: Any) -> None:
     def fail() -> None:
         raise FileNotFoundError("no such file")
 
@@ -120,9 +109,7 @@ def test_program_ends_with_what_all_ranks_raise() -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("kind", [EOFError, KeyError, AssertionError])
-def test_program_ends_with_whatever_all_ranks_raise(kind: type[Exception]) -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_program_ends_with_whatever_all_ranks_raise(comm: Any, kind: type[Exception]) -> None:
     def fail() -> None:
         if comm.rank == comm.size - 1:
             raise kind("broken")
@@ -135,7 +122,6 @@ def test_program_ends_with_whatever_all_ranks_raise(kind: type[Exception]) -> No
 
 
 @pytest.mark.mpi(1)
-def test_mistake_in_the_program_is_not_its_input() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_mistake_in_the_program_is_not_its_input(comm: Any) -> None:
     with pytest.raises(ZeroDivisionError), exit_together(comm):
         raise ZeroDivisionError

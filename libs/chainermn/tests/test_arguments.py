@@ -41,8 +41,7 @@ SWAPPED: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.mpi(1, 2)
 @pytest.mark.parametrize("call", SWAPPED)
-def test_swapped_arguments(call: str) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_swapped_arguments(comm: Any, call: str) -> None:
     with pytest.raises(TypeError) as caught:
         SWAPPED[call](comm)
     name = call.partition("(")[0]
@@ -99,8 +98,7 @@ def test_communicator_of_mpi4py_is_none_of_chainermn() -> None:
 
 
 @pytest.mark.mpi(2)
-def test_what_is_no_snapshot_on_one_rank_raises_on_all() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_what_is_no_snapshot_on_one_rank_raises_on_all(comm: Any) -> None:
     snapshot = extensions.snapshot() if comm.rank == 0 else None
     with pytest.raises(TypeError, match="multi_node_snapshot: expected a snapshot"):
         multi_node_snapshot(comm, snapshot, [])

@@ -11,6 +11,7 @@ from chainer.backends import intel64
 
 import chainermn
 from chainer_fast.onednn import library
+from chainermn.communicators.communicator_base import CommunicatorBase
 
 pytestmark = [
     pytest.mark.mpi(1, 2, 3),
@@ -34,8 +35,7 @@ def test_it_computes_by_default() -> None:
     assert chainer.config.use_ideep == "auto"
 
 
-def test_collective_calls() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_collective_calls(comm: CommunicatorBase) -> None:
     n, ranks = comm.size, range(comm.size)
     array = numbers(n, 16, 2, 2).array
 
@@ -53,8 +53,7 @@ def test_collective_calls() -> None:
     assert [np.asarray(a).tolist() for a in objects] == [(array + r).tolist() for r in ranks]
 
 
-def test_functions_and_their_gradients() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_functions_and_their_gradients(comm: CommunicatorBase) -> None:
     x = numbers(2, 16, 2, 2)
     gathered = chainermn.functions.allgather(comm, left_by_onednn(x))
     F.sum(sum(gathered) * x.array).backward()

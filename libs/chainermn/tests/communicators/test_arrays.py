@@ -7,15 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import chainermn
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 pytestmark = pytest.mark.each_mpi
-
-
-@pytest.fixture
-def comm() -> MpiCommunicatorBase:
-    return chainermn.create_communicator("naive")
 
 
 def array_of(rank: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:

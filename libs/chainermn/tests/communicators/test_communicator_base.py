@@ -8,15 +8,9 @@ import chainer
 import numpy as np
 import pytest
 
-import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 pytestmark = pytest.mark.each_mpi
-
-
-@pytest.fixture
-def comm() -> Any:
-    return chainermn.create_communicator("naive")
 
 
 @pytest.mark.mpi(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import chainermn
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.transport.host import mpi
 from chainermn.transport.host.mpi import MpiTransport, world
 
@@ -42,8 +42,7 @@ def test_in_chunks(dtype: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.mpi(2, timeout=120)
-def test_more_than_2_gib() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_more_than_2_gib(comm: CommunicatorBase) -> None:
     size = 2**31 + 16
     array = None
     if comm.rank == 0:

@@ -161,9 +161,8 @@ def test_zero_fill(name: str) -> None:
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize(("with_gradient", "named"), [({0, 2}, "rank 1"), ({1}, "ranks 0, 2")])
 def test_missing_gradient_without_zero_fill_is_named_on_all_ranks(
-    with_gradient: set[int], named: str
+    comm: CommunicatorBase, with_gradient: set[int], named: str
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     model = Model()
     if comm.rank in with_gradient:
         model.c.grad = np.ones(5, "f")
@@ -173,8 +172,7 @@ def test_missing_gradient_without_zero_fill_is_named_on_all_ranks(
 
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("method", ["bcast_data", "multi_node_mean_grad"])
-def test_models_that_differ(method: str) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_models_that_differ(comm: CommunicatorBase, method: str) -> None:
     model = Model()
     fill(model, 0, "grad")
     if comm.rank == 1:
@@ -187,8 +185,7 @@ def test_models_that_differ(method: str) -> None:
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("method", ["bcast_data", "multi_node_mean_grad"])
-def test_models_with_another_number_of_parameters(method: str) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_models_with_another_number_of_parameters(comm: CommunicatorBase, method: str) -> None:
     model = Model()
     fill(model, 0, "grad")
     if comm.rank == 1:
@@ -200,8 +197,7 @@ def test_models_with_another_number_of_parameters(method: str) -> None:
 
 @pytest.mark.mpi(1, 2, 3, 4)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_bcast_data(dtype: str) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_bcast_data(comm: CommunicatorBase, dtype: str) -> None:
     model, expected = Model(dtype), Model(dtype)
     fill(model, comm.rank, "array")
     fill(expected, 0, "array")
@@ -213,8 +209,7 @@ def test_bcast_data(dtype: str) -> None:
 
 @pytest.mark.mpi(2, 3)
 @pytest.mark.parametrize("owner", [0, 1])
-def test_bcast_data_initializes(owner: int) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_bcast_data_initializes(comm: CommunicatorBase, owner: int) -> None:
     model = Model()
     if comm.rank == owner:
         model.lazy.initialize((3, 2))
@@ -225,8 +220,7 @@ def test_bcast_data_initializes(owner: int) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_bcast_data_leaves_persistent_values() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_bcast_data_leaves_persistent_values(comm: CommunicatorBase) -> None:
     layer = L.BatchNormalization(3)
     layer.avg_mean[...] = comm.rank
     comm.bcast_data(layer)
@@ -278,8 +272,7 @@ def test_training_equals_one_process(name: str) -> None:
 
 
 @pytest.mark.mpi(1, 2, 3)
-def test_debug_mode_names_gradients_that_are_not_finite() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_debug_mode_names_gradients_that_are_not_finite(comm: CommunicatorBase) -> None:
     model = Model()
     fill(model, 0, "grad")
     if comm.rank == comm.size - 1:
@@ -294,8 +287,7 @@ def test_debug_mode_names_gradients_that_are_not_finite() -> None:
 
 
 @pytest.mark.mpi(2, 3)
-def test_settings_that_differ() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_settings_that_differ(comm: CommunicatorBase) -> None:
     model = Model()
     fill(model, 0, "grad")
     if comm.rank == 1:

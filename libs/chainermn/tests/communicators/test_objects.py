@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import chainermn
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 
 pytestmark = pytest.mark.each_mpi
@@ -24,11 +23,6 @@ def same(actual: Any, expected: dict[str, Any]) -> None:
     assert actual["text"] == expected["text"]
     np.testing.assert_array_equal(actual["array"], expected["array"])
     actual["array"][...] = 0  # received arrays are writable
-
-
-@pytest.fixture
-def comm() -> MpiCommunicatorBase:
-    return chainermn.create_communicator("naive")
 
 
 @pytest.mark.mpi(1, 2, 3, 4)

@@ -16,7 +16,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-import chainermn
 from chainermn.communicators.flat_communicator import FlatCommunicator
 from chainermn.communicators.hierarchical_communicator import HierarchicalCommunicator
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
@@ -128,11 +127,6 @@ def alike(dtypes: st.SearchStrategy, one_each: st.SearchStrategy) -> st.SearchSt
         dtypes,
         one_each,
     )
-
-
-@pytest.fixture
-def comm() -> MpiCommunicatorBase:
-    return chainermn.create_communicator("naive")
 
 
 def same(actual: Any, expected: Any, *, rounded: bool = False) -> None:

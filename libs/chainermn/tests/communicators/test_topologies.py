@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-import chainermn
 from chainermn.communicators import registered
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.hierarchical_communicator import HierarchicalCommunicator
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.single_node_communicator import SingleNodeCommunicator
@@ -41,8 +41,7 @@ def test_numbers_of_a_rank() -> None:
 
 
 @pytest.mark.mpi(1, 2, 3, 4)
-def test_one_host_for_real(mpi_ranks: int) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_one_host_for_real(comm: CommunicatorBase, mpi_ranks: int) -> None:
     assert (comm.rank, comm.size) == (MPI.COMM_WORLD.rank, mpi_ranks)
     assert (comm.intra_rank, comm.intra_size) == (comm.rank, comm.size)
     assert (comm.inter_rank, comm.inter_size) == (0, 1)
@@ -100,8 +99,7 @@ def test_single_node_refuses_several_hosts(mpi_ranks: int) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_color_that_is_none() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_color_that_is_none(comm: CommunicatorBase) -> None:
     with pytest.raises(ValueError, match="color must be an integer from 0 to 2147483647, got -1"):
         comm.split(-comm.rank, 0)
 

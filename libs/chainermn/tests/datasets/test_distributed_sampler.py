@@ -21,8 +21,7 @@ PROPERTY = settings(max_examples=15)
 @pytest.mark.mpi(1, 3)
 @PROPERTY
 @given(n=st.integers(1, 20), seed=st.integers(0, 2**32 - 1), equal=st.booleans())
-def test_an_epoch_visits_every_example(n: int, seed: int, equal: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_an_epoch_visits_every_example(comm: Any, n: int, seed: int, equal: bool) -> None:
     sampler = create_distributed_sampler(n, comm, seed=seed, force_equal_length=equal)
     for epoch in range(3):
         parts = comm.allgather_obj(sampler.order(epoch))
@@ -35,8 +34,7 @@ def test_an_epoch_visits_every_example(n: int, seed: int, equal: bool) -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_orders_are_one_permutation_divided() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_orders_are_one_permutation_divided(comm: Any) -> None:
     sampler = create_distributed_sampler(range(12), comm, seed=comm.rank + 7)
     for epoch in range(4):
         whole = np.random.RandomState([7, epoch]).permutation(12)
@@ -45,16 +43,14 @@ def test_orders_are_one_permutation_divided() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_seed_is_drawn_from_the_generator_of_rank_0() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_seed_is_drawn_from_the_generator_of_rank_0(comm: Any) -> None:
     np.random.seed(comm.rank)
     sampler = create_distributed_sampler(100, comm)
     assert sampler.seed == np.random.RandomState(0).randint(2**31)
 
 
 @pytest.mark.mpi(1, 3)
-def test_without_shuffling() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_without_shuffling(comm: Any) -> None:
     sampler = create_distributed_sampler(6, comm, shuffle=False)
     begin, end = chainermn.scatter_index(6, comm)
     iterator = SerialIterator(range(6), 1, order_sampler=sampler)
@@ -75,8 +71,7 @@ def processes(dataset: Any, sampler: Any) -> MultiprocessIterator:
 
 @pytest.mark.mpi(1, 2)
 @pytest.mark.parametrize("make", [serial, threads, processes])
-def test_iterators(make: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_iterators(comm: Any, make: Any) -> None:
     sampler = create_distributed_sampler(8, comm, seed=1)
     iterator = make(list(range(8)), sampler)
     n = 8 // comm.size
@@ -89,9 +84,7 @@ def test_iterators(make: Any) -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("stop", [3, 4, 7])
-def test_resumed_iterator_goes_on_with_the_next_epoch(stop: int) -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_resumed_iterator_goes_on_with_the_next_epoch(comm: Any, stop: int) -> None:
     def iterator() -> SerialIterator:
         sampler = create_distributed_sampler(8, comm, seed=3)
         return SerialIterator(list(range(8)), 2, order_sampler=sampler)
@@ -107,8 +100,7 @@ def test_resumed_iterator_goes_on_with_the_next_epoch(stop: int) -> None:
     assert [next(second) for _ in range(stop, 16)] == batches[stop:]
 
 
-def test_order_of_another_seed_is_not_silently_taken() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_order_of_another_seed_is_not_silently_taken(comm: Any) -> None:
     sampler = create_distributed_sampler(8, comm, seed=0)
     sampler(np.arange(8), 0)
     foreign = create_distributed_sampler(8, comm, seed=1).order(2)
@@ -117,8 +109,7 @@ def test_order_of_another_seed_is_not_silently_taken() -> None:
     np.testing.assert_array_equal(order, sampler.order(1))
 
 
-def test_set_epoch_and_reset() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_set_epoch_and_reset(comm: Any) -> None:
     sampler = create_distributed_sampler(8, comm, seed=0)
     iterator = SerialIterator(range(8), 8, repeat=False, order_sampler=sampler)
     for epoch in (5, 2):
@@ -127,8 +118,7 @@ def test_set_epoch_and_reset() -> None:
         np.testing.assert_array_equal(next(iterator), sampler.order(epoch))
 
 
-def test_sampler_can_be_pickled() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_sampler_can_be_pickled(comm: Any) -> None:
     sampler = create_distributed_sampler(8, comm, seed=0)
     copy = pickle.loads(pickle.dumps(sampler))
     np.testing.assert_array_equal(copy.order(4), sampler.order(4))
@@ -142,14 +132,12 @@ def test_iterator_over_another_data_set() -> None:
 
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**33, 0.5])
-def test_bad_seed_on_one_rank(seed: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_bad_seed_on_one_rank(comm: Any, seed: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         create_distributed_sampler(8, comm, seed=seed if comm.rank == 1 else 0)
 
 
 @pytest.mark.mpi(3)
-def test_lengths_that_differ() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_lengths_that_differ(comm: Any) -> None:
     with pytest.raises(ValueError, match=r"use scatter_dataset.* 8 examples; rank 1:"):
         create_distributed_sampler(8 + comm.rank, comm)

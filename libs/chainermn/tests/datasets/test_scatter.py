@@ -76,8 +76,7 @@ KINDS = {
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_every_kind_of_data_set(kind: str, shuffle: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_every_kind_of_data_set(comm: Any, kind: str, shuffle: bool) -> None:
     whole = KINDS[kind](11)
     part = chainermn.scatter_dataset(
         whole if comm.rank == 0 else None, comm, shuffle=shuffle, seed=5, max_buf_len=50
@@ -120,8 +119,7 @@ def test_division(n: int, root: int, shuffle: bool, seed: int, equal: bool, buff
 
 
 @pytest.mark.mpi(1, 3)
-def test_bare_communicator_of_mpi() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_bare_communicator_of_mpi(comm: Any) -> None:
     numbers = np.arange(7) if comm.rank == 0 else None
     part = chainermn.scatter_dataset(numbers, comm.mpi_comm, shuffle=True, seed=1)
     expected = chainermn.scatter_dataset(numbers, comm, shuffle=True, seed=1)
@@ -131,8 +129,7 @@ def test_bare_communicator_of_mpi() -> None:
 
 
 @pytest.mark.mpi(3)
-def test_a_rank_holds_its_own_examples_only() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_a_rank_holds_its_own_examples_only(comm: Any) -> None:
     whole = TupleDataset(images(12), images(12))
     part = chainermn.scatter_dataset(whole if comm.rank == 0 else None, comm)
     columns = [image.base for image in part[0]]
@@ -141,8 +138,7 @@ def test_a_rank_holds_its_own_examples_only() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_part_feeds_an_iterator() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_part_feeds_an_iterator(comm: Any) -> None:
     part = chainermn.scatter_dataset(TupleDataset(images(6), labels(6)), comm)
     iterator = chainer.iterators.SerialIterator(part, 2, shuffle=False)
     x, t = chainer.dataset.concat_examples(next(iterator))
@@ -151,8 +147,7 @@ def test_part_feeds_an_iterator() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_without_a_seed_all_examples_are_still_there_once() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_without_a_seed_all_examples_are_still_there_once(comm: Any) -> None:
     part = chainermn.scatter_dataset(list(range(9)), comm, shuffle=True, force_equal_length=False)
     everything = [example for part in comm.allgather_obj(list(part)) for example in part]
     assert sorted(everything) == list(range(9))
@@ -171,16 +166,14 @@ def test_without_a_seed_all_examples_are_still_there_once() -> None:
     ],
     ids=["none", "iterator", "scalar", "list", "columns", "transformed"],
 )
-def test_data_set_that_cannot_be_scattered(dataset: Any, message: str) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_data_set_that_cannot_be_scattered(comm: Any, dataset: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         chainermn.scatter_dataset(dataset if comm.rank == 1 else [1], comm, root=1)
 
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("root", [-1, 3])
-def test_root_that_is_no_rank(root: int) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_root_that_is_no_rank(comm: Any, root: int) -> None:
     with pytest.raises(ValueError, match=f"0 to {comm.size - 1}, got {root}"):
         chainermn.scatter_dataset([1, 2], comm, root=root)
     with pytest.raises(ValueError, match=f"0 to {comm.size - 1}, got {root}"):
@@ -188,15 +181,13 @@ def test_root_that_is_no_rank(root: int) -> None:
 
 
 @pytest.mark.mpi(3)
-def test_roots_that_differ() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_roots_that_differ(comm: Any) -> None:
     with pytest.raises(ValueError, match=r"the same\. rank 0: root=0; rank 1: root=1"):
         chainermn.scatter_dataset([1, 2], comm, root=min(comm.rank, 1))
 
 
 @pytest.mark.mpi(3)
-def test_seed_out_of_range() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_seed_out_of_range(comm: Any) -> None:
     with pytest.raises(ValueError, match=r"[Ss]eed must be"):
         chainermn.scatter_dataset([1, 2], comm, shuffle=True, seed=-1)
 
@@ -204,8 +195,7 @@ def test_seed_out_of_range() -> None:
 @pytest.mark.mpi(1, 3)
 @PROPERTY
 @given(n=st.integers(0, 20), root=st.integers(0, 3).map(np.int64), equal=st.booleans())
-def test_scatter_index(n: int, root: Any, equal: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_scatter_index(comm: Any, n: int, root: Any, equal: bool) -> None:
     root %= comm.size
     given_n: Any = n if comm.rank == root else None
     begin, end = chainermn.scatter_index(given_n, comm, root, force_equal_length=equal)
@@ -214,15 +204,13 @@ def test_scatter_index(n: int, root: Any, equal: bool) -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize(("n", "kind"), [(-1, ValueError), (2.5, TypeError), (None, TypeError)])
-def test_scatter_index_of_no_number(n: Any, kind: type[Exception]) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_scatter_index_of_no_number(comm: Any, n: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         chainermn.scatter_index(n, comm)
 
 
 @pytest.mark.mpi(1, 3)
-def test_iterations_of_an_epoch_are_those_of_rank_0() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_iterations_of_an_epoch_are_those_of_rank_0(comm: Any) -> None:
     own = [0] * (7 + comm.rank)
     with pytest.warns(DeprecationWarning, match="deprecated"):
         assert chainermn.datasets.get_n_iterations_for_one_epoch(own, 2, comm) == 4
@@ -255,8 +243,7 @@ def test_peak_memory_is_that_of_a_part() -> None:
 
 
 @pytest.mark.mpi(3)
-def test_data_that_root_cannot_read_raises_on_all_ranks() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_data_that_root_cannot_read_raises_on_all_ranks(comm: Any) -> None:
     broken = chainer.datasets.SubDataset(np.arange(8), 0, 8, [0, 1, 2, 3, 4, 5, 6, 99])
     with pytest.raises((IndexError, ValueError, RuntimeError)):
         chainermn.scatter_dataset(broken if comm.rank == 0 else None, comm)

@@ -7,7 +7,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-import chainermn
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions import AllreducePersistent
 
 
@@ -28,8 +28,7 @@ class Model(chainer.Chain):
 
 
 @pytest.mark.mpi(1, 3)
-def test_floats_are_averaged_in_place() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_floats_are_averaged_in_place(comm: CommunicatorBase) -> None:
     model = Model(comm.rank)
     arrays = model.single, model.norm.avg_mean
     extension = AllreducePersistent(model, comm)
@@ -48,8 +47,7 @@ def test_floats_are_averaged_in_place() -> None:
     assert (model.number, model.text, model.norm.N) == (comm.rank, str(comm.rank), comm.rank)
 
 
-def test_comes_before_evaluators_and_snapshots() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_comes_before_evaluators_and_snapshots(comm: CommunicatorBase) -> None:
     extension = AllreducePersistent(chainer.Chain(), comm)
     assert extension.trigger == (1, "epoch")
     assert extension.priority > chainer.training.extensions.Evaluator.priority
@@ -57,8 +55,7 @@ def test_comes_before_evaluators_and_snapshots() -> None:
 
 
 @pytest.mark.mpi(3)
-def test_models_that_differ() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_models_that_differ(comm: CommunicatorBase) -> None:
     model = Model(comm.rank)
     if comm.rank == 1:
         model.add_persistent("more", np.zeros(2))

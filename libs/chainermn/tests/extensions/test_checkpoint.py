@@ -42,8 +42,7 @@ def in_turn(comm: Any) -> Iterator[None]:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("name", ["plain", "dotted.name.0", "dotted.name.0.7"])
-def test_newest_checkpoint_is_loaded(name: str, shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_newest_checkpoint_is_loaded(comm: Any, name: str, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "new" / "directory"
     checkpointer = create_multi_node_checkpointer(name, comm, path=path)
     other = create_multi_node_checkpointer("dotted", comm, path=path)
@@ -59,9 +58,8 @@ def test_newest_checkpoint_is_loaded(name: str, shared_tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_compressed_or_not_a_checkpoint_is_loaded(shared_tmp_path: Path) -> None:
+def test_compressed_or_not_a_checkpoint_is_loaded(comm: Any, shared_tmp_path: Path) -> None:
     """Checkpoints are not compressed; those of earlier versions were."""
-    comm = chainermn.create_communicator("naive")
     checkpointer = create_multi_node_checkpointer("x", comm, path=shared_tmp_path)
     checkpointer.save(counter(7), 1)
     file = shared_tmp_path / f"x.{comm.rank}.1"
@@ -77,8 +75,7 @@ def test_compressed_or_not_a_checkpoint_is_loaded(shared_tmp_path: Path) -> None
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize(("keep", "more"), [(2, 2), (1, 0), (3, 1)])
-def test_garbage_collection(keep: int, more: int, shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_garbage_collection(comm: Any, keep: int, more: int, shared_tmp_path: Path) -> None:
     checkpointer = create_multi_node_checkpointer("x", comm, keep, more, shared_tmp_path)
     kept: list[int] = []
     for iteration in range(1, 12):
@@ -92,8 +89,7 @@ def test_garbage_collection(keep: int, more: int, shared_tmp_path: Path) -> None
 
 
 @pytest.mark.mpi(1, 3)
-def test_finalize_removes_what_is_left(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_finalize_removes_what_is_left(comm: Any, shared_tmp_path: Path) -> None:
     (shared_tmp_path / "x.0.notes").touch()
     checkpointer = create_multi_node_checkpointer("x", comm, path=shared_tmp_path)
     assert checkpointer.get_stats() == "No snapshot was taken"
@@ -171,8 +167,7 @@ def test_spoiled_file_is_skipped_on_all_ranks(spoil: Any, shared_tmp_path: Path)
 
 
 @pytest.mark.mpi(3)
-def test_checkpoint_that_only_some_ranks_have_is_ignored(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_checkpoint_that_only_some_ranks_have_is_ignored(comm: Any, shared_tmp_path: Path) -> None:
     checkpointer = create_multi_node_checkpointer("x", comm, path=shared_tmp_path)
     for iteration in (1, 2):
         checkpointer.save(counter(iteration), iteration)
@@ -188,8 +183,7 @@ def test_checkpoint_that_only_some_ranks_have_is_ignored(shared_tmp_path: Path) 
 
 
 @pytest.mark.mpi(1, 2)
-def test_no_checkpoint(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_no_checkpoint(comm: Any, shared_tmp_path: Path) -> None:
     resumed = counter(4)
     checkpointer = create_multi_node_checkpointer("x", comm)
     checkpointer.maybe_load(resumed, path=shared_tmp_path / "absent")
@@ -197,8 +191,7 @@ def test_no_checkpoint(shared_tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_checkpoint_of_another_model(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_checkpoint_of_another_model(comm: Any, shared_tmp_path: Path) -> None:
     checkpointer = create_multi_node_checkpointer("x", comm, path=shared_tmp_path)
     checkpointer.save(counter(1), 1)
     checkpointer.save(counter(2) if comm.rank else chainer.Link(), 2)
@@ -246,8 +239,7 @@ def test_write_failure_raises_on_all_and_keeps_the_previous(shared_tmp_path: Pat
         (("x", 1, -1), "at least 0"),
     ],
 )
-def test_bad_arguments(arguments: Any, message: str) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_bad_arguments(comm: Any, arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         create_multi_node_checkpointer(arguments[0], comm, *arguments[1:])
     with pytest.raises(ValueError, match="no output folder"):
@@ -255,8 +247,7 @@ def test_bad_arguments(arguments: Any, message: str) -> None:
 
 
 @pytest.mark.mpi(3)
-def test_names_that_differ() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_names_that_differ(comm: Any) -> None:
     with pytest.raises(ValueError, match="rank 0: name='x0'; rank 1: name='x1'"):
         create_multi_node_checkpointer(f"x{comm.rank}", comm)
 
@@ -264,9 +255,8 @@ def test_names_that_differ() -> None:
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("with_optimizer", [True, False])
 def test_resumed_training_equals_an_unbroken_one(
-    with_optimizer: bool, shared_tmp_path: Path, training: Any
+    comm: Any, with_optimizer: bool, shared_tmp_path: Path, training: Any
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     unbroken = training.make_trainer(comm, shared_tmp_path / "a", 9)
     unbroken.run()
     out = shared_tmp_path / "b"

@@ -12,7 +12,6 @@ from chainer.training.extensions import Evaluator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import chainermn
 from chainermn.extensions import GenericMultiNodeEvaluator, create_multi_node_evaluator
 
 PROPERTY = settings(max_examples=15)
@@ -39,8 +38,7 @@ def mean_over_batches(values: np.ndarray, batch: int = 3) -> float:
 
 
 @pytest.mark.mpi(1, 3)
-def test_mean_over_ranks() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_mean_over_ranks(comm: Any) -> None:
     lengths = [7, 3, 12, 1][: comm.size]
     shared = create_multi_node_evaluator(evaluator(data(comm.rank, lengths[comm.rank])), comm)
     result = shared()
@@ -56,8 +54,7 @@ def test_mean_over_ranks() -> None:
     lengths=st.lists(st.integers(0, 7), min_size=4, max_size=4).filter(lambda ns: ns[0] > 0),
     batch=st.integers(1, 8),
 )
-def test_mean_over_examples(lengths: list[int], batch: int) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_mean_over_examples(comm: Any, lengths: list[int], batch: int) -> None:
     shared = create_multi_node_evaluator(
         evaluator(data(comm.rank, lengths[comm.rank]), batch), comm, mean_over="examples"
     )
@@ -69,8 +66,7 @@ def test_mean_over_examples(lengths: list[int], batch: int) -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("mean_over", ["ranks", "examples"])
-def test_empty_shards(mean_over: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_empty_shards(comm: Any, mean_over: Any) -> None:
     own = data(5, 3 if comm.rank == comm.size - 1 else 0)
     shared = create_multi_node_evaluator(evaluator(own), comm, mean_over=mean_over)
     np.testing.assert_allclose(shared()["main/square"], (data(5, 3) ** 2).mean())
@@ -79,9 +75,7 @@ def test_empty_shards(mean_over: Any) -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_user_defined_evaluators() -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_user_defined_evaluators(comm: Any) -> None:
     class Extended(Evaluator):
         def evaluate(self) -> dict[str, Any]:
             return {**super().evaluate(), "own": comm.rank, "array": np.full(2, comm.rank, "f")}
@@ -100,9 +94,7 @@ def test_user_defined_evaluators() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_overridden_evaluate_is_weighted_by_examples() -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_overridden_evaluate_is_weighted_by_examples(comm: Any) -> None:
     class Extended(Evaluator):
         def evaluate(self) -> dict[str, Any]:
             return {**super().evaluate(), "own": comm.rank}
@@ -125,9 +117,7 @@ def test_overridden_evaluate_is_weighted_by_examples() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_examples_that_cannot_be_counted() -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_examples_that_cannot_be_counted(comm: Any) -> None:
     class Opaque(Evaluator):
         def evaluate(self) -> dict[str, Any]:
             return {"own": 1}
@@ -139,9 +129,7 @@ def test_examples_that_cannot_be_counted() -> None:
 
 
 @pytest.mark.mpi(3)
-def test_failure_on_one_rank_raises_on_all() -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_failure_on_one_rank_raises_on_all(comm: Any) -> None:
     def function(x: np.ndarray) -> None:
         if comm.rank == 1:
             raise KeyError("lost")
@@ -152,8 +140,7 @@ def test_failure_on_one_rank_raises_on_all() -> None:
         shared()
 
 
-def test_unknown_mean() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_unknown_mean(comm: Any) -> None:
     with pytest.raises(ValueError, match="got 'batches'"):
         create_multi_node_evaluator(evaluator(data(0, 1)), comm, mean_over="batches")  # type: ignore[arg-type]
 
@@ -185,8 +172,7 @@ def rounds(lengths: list[int], batch: int) -> list[list[int]]:
     batch=st.integers(1, 4),
     root=st.integers(0, 3),
 )
-def test_generic_evaluator(lengths: list[int], batch: int, root: int) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_generic_evaluator(comm: Any, lengths: list[int], batch: int, root: int) -> None:
     root %= comm.size
     own = np.arange(100 * comm.rank, 100 * comm.rank + lengths[comm.rank])
     iterator = SerialIterator(own, batch, repeat=False, shuffle=False)
@@ -202,8 +188,7 @@ def test_generic_evaluator(lengths: list[int], batch: int, root: int) -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_generic_evaluator_with_nothing_overridden() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_generic_evaluator_with_nothing_overridden(comm: Any) -> None:
     own = np.arange(comm.rank + 1, dtype="f")[:, None] + 10 * comm.rank
     iterator = SerialIterator(own, 1, repeat=False, shuffle=False)
     model = chainer.links.Linear(1, 1, initialW=2, initial_bias=1)
@@ -224,9 +209,7 @@ def test_generic_evaluator_without_a_communicator() -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("method", ["calc_local", "aggregate", "iterator.reset"])
-def test_generic_evaluator_that_fails(method: str) -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_generic_evaluator_that_fails(comm: Any, method: str) -> None:
     def fail(*args: Any) -> Any:
         if comm.rank == 0:
             raise ZeroDivisionError("by design")
@@ -242,8 +225,7 @@ def test_generic_evaluator_that_fails(method: str) -> None:
 
 
 @pytest.mark.mpi(3)
-def test_generic_evaluator_with_a_root_that_is_no_rank() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_generic_evaluator_with_a_root_that_is_no_rank(comm: Any) -> None:
     iterator = SerialIterator(np.arange(3), 1, repeat=False)
     with pytest.raises(ValueError, match="must be a rank"):
         Collected(comm, iterator, chainer.Chain(), root=3)

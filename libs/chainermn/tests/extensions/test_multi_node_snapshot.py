@@ -27,8 +27,7 @@ from chainermn.extensions import multi_node_snapshot
         ([{3}, (0, 2, 1)], [{3}, {0, 1, 2}]),
     ],
 )
-def test_replica_sets(sets: Any, expected: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_replica_sets(comm: Any, sets: Any, expected: Any) -> None:
     shared = multi_node_snapshot(comm, extensions.snapshot(), sets)
     (own,) = (ranks for ranks in expected if comm.rank in ranks)
     assert (shared.replica_set, shared.master) == (own, min(own))
@@ -36,15 +35,13 @@ def test_replica_sets(sets: Any, expected: Any) -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("sets", [[0, 0], [7], [[0, 1], [1, 2]], [[]], [-1]])
-def test_sets_that_are_none(sets: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_sets_that_are_none(comm: Any, sets: Any) -> None:
     with pytest.raises(ValueError, match="disjoint sets of ranks"):
         multi_node_snapshot(comm, extensions.snapshot(), sets)
 
 
 @pytest.mark.mpi(3)
-def test_sets_that_differ() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_sets_that_differ(comm: Any) -> None:
     with pytest.raises(ValueError, match=r"rank 0: replica_sets=\[\[0, 1, 2\]\]; rank 1: "):
         multi_node_snapshot(comm, extensions.snapshot(), [0] if comm.rank else [])
     with pytest.raises(TypeError):
@@ -69,8 +66,7 @@ def snapshots(out: Path) -> list[str]:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("sets", [[], [0], [[0, 1]]])
-def test_write_and_resume(sets: Any, shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_write_and_resume(comm: Any, sets: Any, shared_tmp_path: Path, training: Any) -> None:
     if comm.size == 1:
         sets = []
     masters = {0, *(m for m in [1 if sets == [0] else 2] if sets and m < comm.size)}
@@ -186,8 +182,7 @@ def test_newest_snapshot_that_all_sets_can_read(shared_tmp_path: Path, training:
 
 
 @pytest.mark.mpi(1, 2)
-def test_snapshot_of_another_model(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_snapshot_of_another_model(comm: Any, shared_tmp_path: Path, training: Any) -> None:
     run(training, comm, shared_tmp_path, 2, [])
     other = training.make_trainer(comm, shared_tmp_path, 2, width=5)
     shared = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
@@ -197,8 +192,7 @@ def test_snapshot_of_another_model(shared_tmp_path: Path, training: Any) -> None
 
 
 @pytest.mark.mpi(1, 2)
-def test_resume_before_the_first_step(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_resume_before_the_first_step(comm: Any, shared_tmp_path: Path, training: Any) -> None:
     first = run(training, comm, shared_tmp_path, 1, [])
     assert training.optimizer_of(first).t == 0
     resumed = run(training, comm, shared_tmp_path, 3, [], autoload=True)
@@ -206,8 +200,7 @@ def test_resume_before_the_first_step(shared_tmp_path: Path, training: Any) -> N
 
 
 @pytest.mark.mpi(1, 2)
-def test_nothing_to_load(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_nothing_to_load(comm: Any, shared_tmp_path: Path, training: Any) -> None:
     out = shared_tmp_path / "new"
     trainer = run(training, comm, out, 2, [], autoload=True, n_retains=1)
     assert trainer.updater.iteration == 2
@@ -215,8 +208,7 @@ def test_nothing_to_load(shared_tmp_path: Path, training: Any) -> None:
 
 
 @pytest.mark.mpi(1, 2)
-def test_filename_that_is_a_function(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_filename_that_is_a_function(comm: Any, shared_tmp_path: Path, training: Any) -> None:
     run(training, comm, shared_tmp_path, 1, [], filename=lambda trainer: "snap")
     assert snapshots(shared_tmp_path) == ["snap.0"]
     shared = multi_node_snapshot(
@@ -227,9 +219,7 @@ def test_filename_that_is_a_function(shared_tmp_path: Path, training: Any) -> No
 
 
 @pytest.mark.mpi(1, 3)
-def test_object_and_fixed_filename(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_object_and_fixed_filename(comm: Any, shared_tmp_path: Path, training: Any) -> None:
     def snapshot(trainer: Any) -> Any:
         target = training.optimizer_of(trainer).target
         return multi_node_snapshot(
@@ -251,9 +241,8 @@ def test_object_and_fixed_filename(shared_tmp_path: Path, training: Any) -> None
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("on_error", [True, False])
 def test_snapshot_of_what_was_there_when_an_error_came(
-    on_error: bool, shared_tmp_path: Path, training: Any
+    comm: Any, on_error: bool, shared_tmp_path: Path, training: Any
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     trainer = training.make_trainer(comm, shared_tmp_path, 4)
     snapshot = extensions.snapshot(snapshot_on_error=on_error)
     trainer.extend(multi_node_snapshot(comm, snapshot, []), trigger=(9, "iteration"))
@@ -290,9 +279,8 @@ def settled(
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("sets", [[], [0]])
 def test_resumed_run_draws_the_numbers_of_one_never_interrupted(
-    sets: Any, shared_tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]
+    comm: Any, sets: Any, shared_tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     sets = [] if comm.size == 1 else sets
     out = shared_tmp_path
     whole, _ = settled(training, comm, out / "whole", 6, {"lr": 0.1}, sets)
@@ -316,8 +304,7 @@ def test_resumed_run_draws_the_numbers_of_one_never_interrupted(
 
 
 @pytest.mark.mpi(1, 3)
-def test_random_state_is_each_ranks_own(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_random_state_is_each_ranks_own(comm: Any, shared_tmp_path: Path, training: Any) -> None:
     first, _ = settled(training, comm, shared_tmp_path, 2, {})
     first.run()
     following = float(np.random.rand())
@@ -412,9 +399,8 @@ def test_newest_of_those_written_at_the_same_time(shared_tmp_path: Path, trainin
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("sets", [[], [0]])
 def test_resume_from_a_given_file(
-    sets: Any, shared_tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]
+    comm: Any, sets: Any, shared_tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     sets = [] if comm.size == 1 else sets
     settled(training, comm, shared_tmp_path / "old", 3, {"lr": 0.1}, sets)[0].run()
     comm.allgather_obj(None)
@@ -435,8 +421,7 @@ def test_resume_from_a_given_file(
 
 
 @pytest.mark.mpi(1, 2)
-def test_file_that_cannot_be_resumed_from(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_file_that_cannot_be_resumed_from(comm: Any, shared_tmp_path: Path, training: Any) -> None:
     trainer, snapshot = settled(training, comm, shared_tmp_path, 3, {})
     path = shared_tmp_path / "snapshot_iter_9.0"
     with pytest.raises((FileNotFoundError, RuntimeError), match=r"snapshot_iter_9\.0"):
@@ -449,8 +434,7 @@ def test_file_that_cannot_be_resumed_from(shared_tmp_path: Path, training: Any) 
 
 
 @pytest.mark.mpi(2)
-def test_invalid_settings(training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_invalid_settings(comm: Any, training: Any) -> None:
     with pytest.raises(ValueError, match=r'rank 0: settings=\{"lr": 0\}; rank 1: .*1\}'):
         multi_node_snapshot(comm, extensions.snapshot(), [], settings={"lr": comm.rank})
     with pytest.raises(TypeError, match="not JSON serializable"):

@@ -27,8 +27,7 @@ def at(iteration: int, observation: dict[str, Any], epoch_length: int = 2) -> An
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("wrap", [float, np.float32, np.array])
-def test_mean_of_an_iteration(wrap: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_mean_of_an_iteration(comm: Any, wrap: Any) -> None:
     aggregator = ObservationAggregator(comm, "loss", "mean")
     observation = {"loss": wrap(comm.rank + 0.5)}
     aggregator(at(1, observation))
@@ -40,8 +39,7 @@ def test_mean_of_an_iteration(wrap: Any) -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_mean_of_variables_is_a_variable(dtype: str) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_mean_of_variables_is_a_variable(comm: Any, dtype: str) -> None:
     weight = chainer.Parameter(np.array([comm.rank + 0.5, 8], dtype))
     observation = {"loss": weight * 2}
     ObservationAggregator(comm, "loss")(at(1, observation))
@@ -53,17 +51,14 @@ def test_mean_of_variables_is_a_variable(dtype: str) -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_mean_of_arrays_is_one_for_each_element() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_mean_of_arrays_is_one_for_each_element(comm: Any) -> None:
     observation: dict[str, Any] = {"loss": np.array([comm.rank, 3], "f")}
     ObservationAggregator(comm, "loss")(at(1, observation))
     np.testing.assert_array_equal(observation["loss"], [(comm.size - 1) / 2, 3])
 
 
 @pytest.mark.mpi(1, 3)
-def test_aggregator_of_variables_keeps_no_graph() -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_aggregator_of_variables_keeps_no_graph(comm: Any) -> None:
     def last(observed: list[list[Any]]) -> Any:
         assert all(x.creator_node is None for history in observed for x in history)
         return sum(history[-1] for history in observed) * 10
@@ -81,8 +76,7 @@ def test_aggregator_of_variables_keeps_no_graph() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_mean_over_an_interval() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_mean_over_an_interval(comm: Any) -> None:
     aggregator = ObservationAggregator(comm, "loss", "mean", comm_trigger=(3, "iteration"))
     for iteration in range(1, 10):
         observation = {"loss": iteration + 10 * comm.rank}
@@ -94,8 +88,7 @@ def test_mean_over_an_interval() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_user_defined_aggregator() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_user_defined_aggregator(comm: Any) -> None:
     calls = []
 
     def aggregate(observed: list[list[Any]]) -> Any:
@@ -114,8 +107,7 @@ def test_user_defined_aggregator() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_value_that_only_some_ranks_observe() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_value_that_only_some_ranks_observe(comm: Any) -> None:
     aggregator = ObservationAggregator(comm, "loss", "mean")
     observation = {"loss": 3} if comm.rank == comm.size - 1 else {}
     aggregator(at(1, observation))
@@ -126,8 +118,7 @@ def test_value_that_only_some_ranks_observe() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_aggregator_that_fails() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_aggregator_that_fails(comm: Any) -> None:
     aggregator = ObservationAggregator(comm, "loss", aggregator=lambda observed: 1 / 0)
     kind = ZeroDivisionError if comm.rank == 0 else RuntimeError
     with pytest.raises(kind, match="division by zero"):
@@ -163,8 +154,7 @@ def test_stops_together(key: str, mode: str, values: list[float], expected: int)
 
 
 @pytest.mark.mpi(1, 3)
-def test_max_trigger_and_suffix() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_max_trigger_and_suffix(comm: Any) -> None:
     trigger = MultiNodeEarlyStoppingTrigger(comm, max_trigger=(4, "iteration"), suffix="/mean")
     assert trigger.get_training_length() == (4, "iteration")
     observation = {"main/loss": 1.0}
@@ -174,16 +164,14 @@ def test_max_trigger_and_suffix() -> None:
 
 
 @pytest.mark.mpi(3)
-def test_ranks_whose_epochs_differ_stop_together() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_ranks_whose_epochs_differ_stop_together(comm: Any) -> None:
     trigger = MultiNodeEarlyStoppingTrigger(comm, patients=1, check_trigger=(1, "epoch"))
     stopped = stops_at(trigger, [1] * 20, 1, "main/loss", length=3 + comm.rank)
     assert stopped == 6
 
 
 @pytest.mark.mpi(2, 3)
-def test_trigger_that_fails_on_rank_0_raises_on_all() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_trigger_that_fails_on_rank_0_raises_on_all(comm: Any) -> None:
     trigger = early_stopping(comm)
     trigger.actual_trigger = None  # only rank 0 asks its trigger
     with pytest.raises(TypeError, match="NoneType"):
@@ -196,8 +184,7 @@ def early_stopping(comm: Any) -> MultiNodeEarlyStoppingTrigger:
 
 
 @pytest.mark.mpi(1, 3)
-def test_resumed_trigger_goes_on_counting() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_resumed_trigger_goes_on_counting(comm: Any) -> None:
     before = early_stopping(comm)
     for iteration, loss in enumerate([5, 5, 3, 3, 4, 4, 9], 1):
         assert not before(at(iteration, {"main/loss": loss}))
@@ -213,22 +200,19 @@ def test_resumed_trigger_goes_on_counting() -> None:
 
 
 @pytest.mark.mpi(1)
-def test_snapshot_without_the_state_of_the_trigger() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_snapshot_without_the_state_of_the_trigger(comm: Any) -> None:
     trigger = early_stopping(comm)
     chainer.serializers.NpzDeserializer({}).load(trigger)
     assert trigger.actual_trigger.count == 0
 
 
 @pytest.mark.mpi(1, 3)
-def test_contradicting_arguments() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_contradicting_arguments(comm: Any) -> None:
     with pytest.raises(TypeError, match="patients"):
         MultiNodeEarlyStoppingTrigger(comm, patience=1, patients=2)
 
 
 @pytest.mark.mpi(1, 3)
-def test_only_rank_0_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_only_rank_0_prints(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     MultiNodeEarlyStoppingTrigger(comm, verbose=True)
     assert bool(capsys.readouterr().out) == (comm.rank == 0)

@@ -61,8 +61,7 @@ def test_both_numbers_of_ranks_are_said(shared_tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_snapshot_that_does_not_say_how_many_wrote_it(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_snapshot_that_does_not_say_how_many_wrote_it(comm: Any, shared_tmp_path: Path) -> None:
     file = shared_tmp_path / f"old.{comm.rank}.npz"
     save(file, make_trainer(comm, shared_tmp_path, n=20))
     with np.load(file, allow_pickle=True) as saved:
@@ -77,8 +76,7 @@ def test_snapshot_that_does_not_say_how_many_wrote_it(shared_tmp_path: Path) -> 
 
 
 @pytest.mark.mpi(1, 2)
-def test_other_data_on_as_many_ranks(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_other_data_on_as_many_ranks(comm: Any, shared_tmp_path: Path) -> None:
     file = shared_tmp_path / f"other.{comm.rank}"
     size = comm.size
     save(file, make_trainer(comm, shared_tmp_path, n=20 * size))
@@ -87,8 +85,7 @@ def test_other_data_on_as_many_ranks(shared_tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(1)
-def test_other_errors_get_no_note(tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_other_errors_get_no_note(comm: Any, tmp_path: Path) -> None:
     chainer.serializers.save_npz(str(tmp_path / "model"), chainer.links.Linear(2, 3))
     for target in (chainer.links.Linear(2, 4), make_trainer(comm, tmp_path)):
         with pytest.raises((ValueError, KeyError)) as caught:
@@ -152,9 +149,7 @@ def test_job_says_it_when_it_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_sets_of_which_some_have_no_snapshot(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_sets_of_which_some_have_no_snapshot(comm: Any, shared_tmp_path: Path) -> None:
     def initialize(sets: list[int]) -> int:
         trainer = make_trainer(comm, shared_tmp_path)
         snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), sets)

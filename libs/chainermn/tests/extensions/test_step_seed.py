@@ -9,7 +9,6 @@ import chainer
 import numpy as np
 import pytest
 
-import chainermn
 from chainermn.extensions import StepSeed
 
 
@@ -35,8 +34,7 @@ def drawn(
 
 
 @pytest.mark.mpi(1, 3)
-def test_numbers_of_each_step(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_numbers_of_each_step(comm: Any, shared_tmp_path: Path, training: Any) -> None:
     out = shared_tmp_path
     whole, _ = drawn(training, comm, out, 5, seed=1)
     again, trainer = drawn(training, comm, out, 3, seed=1)
@@ -50,8 +48,7 @@ def test_numbers_of_each_step(shared_tmp_path: Path, training: Any) -> None:
     assert len(set(everywhere)) == 10 * comm.size
 
 
-def test_updater_with_optimizers_of_other_names() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_updater_with_optimizers_of_other_names(comm: Any) -> None:
     optimizers = {
         name: chainer.optimizers.SGD().setup(chainer.links.Linear(2, 1))
         for name in ("generator", "discriminator")

@@ -115,8 +115,7 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.mpi(1, 3)
-def test_handlers_are_put_back(handlers: None) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_handlers_are_put_back(comm: Any, handlers: None) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)]
     extension = StopOnSignal(comm, print)
     assert signal.getsignal(signal.SIGUSR1) == signal.getsignal(signal.SIGTERM) != before[0]
@@ -138,8 +137,7 @@ def test_processes_that_a_rank_starts_live_on(handlers: None) -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_wrong_arguments(handlers: None) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_wrong_arguments(comm: Any, handlers: None) -> None:
     with pytest.raises(TypeError, match="swapped"):
         StopOnSignal(print, comm)  # type: ignore[arg-type]
     last = comm.rank == comm.size - 1
@@ -158,8 +156,7 @@ def test_wrong_arguments(handlers: None) -> None:
 
 
 @pytest.mark.mpi(1)
-def test_other_threads_cannot_handle_signals() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_other_threads_cannot_handle_signals(comm: Any) -> None:
     raised = []
 
     def create() -> None:

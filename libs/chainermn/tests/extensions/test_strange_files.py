@@ -70,9 +70,8 @@ def change(comm: Any, path: Path, change: Any) -> None:
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("way", ["by its path", "the newest", "by itself"])
 def test_trapped_snapshot(
-    way: str, shared_tmp_path: Path, training: Any, strange_files: Any
+    comm: Any, way: str, shared_tmp_path: Path, training: Any, strange_files: Any
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     settings = None if way == "by itself" else {"lr": 0.1}
     trainer, _ = write(training, comm, shared_tmp_path, settings)
     trainer.run()
@@ -117,9 +116,8 @@ def test_trapped_checkpoint(
 
 @pytest.mark.mpi(2)
 def test_checkpoint_of_more_ranks_than_there_are_files(
-    shared_tmp_path: Path, strange_files: Any
+    comm: Any, shared_tmp_path: Path, strange_files: Any
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     checkpointer = create_multi_node_checkpointer("x", comm, path=shared_tmp_path)
     checkpointer.save(chainer.links.Bias(0, ()), 1)
     path = shared_tmp_path / "x.1.1"
@@ -142,9 +140,8 @@ def test_checkpoint_of_more_ranks_than_there_are_files(
 
 @pytest.mark.mpi(3)
 def test_mutants_are_refused_by_all_ranks_or_by_none(
-    shared_tmp_path: Path, training: Any, strange_files: Any
+    comm: Any, shared_tmp_path: Path, training: Any, strange_files: Any
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     first, _ = write(training, comm, shared_tmp_path, {"lr": 0.1})
     first.run()
     comm.allgather_obj(None)

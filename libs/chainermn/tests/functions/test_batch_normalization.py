@@ -11,17 +11,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions import multi_node_batch_normalization
 from chainermn.functions.batch_normalization import get_communication_backend
 
 alike = settings(max_examples=12)
-
-
-@pytest.fixture
-def comm() -> CommunicatorBase:
-    return chainermn.create_communicator("naive")
 
 
 def normal(shape: tuple[int, ...], seed: int, dtype: str = "f8") -> np.ndarray:
@@ -132,8 +126,7 @@ def test_dtypes(comm: CommunicatorBase, dtype: str, parameters: str, tolerance: 
     sizes=st.lists(st.integers(0, 4), min_size=4, max_size=4),
     rest=st.lists(st.integers(1, 3), min_size=1, max_size=3),
 )
-def test_any_shape(sizes: list[int], rest: list[int]) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_any_shape(comm: CommunicatorBase, sizes: list[int], rest: list[int]) -> None:
     assume(sum(sizes[: comm.size]) > 1)
     check(comm, sizes[: comm.size], tuple(rest))
 

@@ -32,11 +32,6 @@ alike = settings(max_examples=10)
 Arrays = list[np.ndarray]
 
 
-@pytest.fixture
-def comm() -> CommunicatorBase:
-    return chainermn.create_communicator("naive")
-
-
 class Call:
     """A collective call and its equivalent in one process.
 

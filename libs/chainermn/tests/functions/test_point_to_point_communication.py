@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions import pseudo_connect, recv, send
 from chainermn.functions.point_to_point_communication import Recv, Send
@@ -21,11 +20,6 @@ pytestmark = pytest.mark.each_mpi
 
 FLOATS = ["float16", "float32", "float64"]
 alike = settings(max_examples=25)
-
-
-@pytest.fixture
-def comm() -> CommunicatorBase:
-    return chainermn.create_communicator("naive")
 
 
 def values(shape: tuple[int, ...], seed: int, dtype: str = "f8") -> np.ndarray:
@@ -91,8 +85,7 @@ arrays_of_floats = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side
 @pytest.mark.mpi(2)
 @alike
 @given(arrays=st.lists(arrays_of_floats, min_size=1, max_size=4), tag=st.integers(0, 99))
-def test_any_shapes_and_dtypes(arrays: list[np.ndarray], tag: int) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_any_shapes_and_dtypes(comm: CommunicatorBase, arrays: list[np.ndarray], tag: int) -> None:
     if comm.rank == 0:
         xs = [chainer.Variable(array) for array in arrays]
         send(xs, comm, 1, tag).backward()

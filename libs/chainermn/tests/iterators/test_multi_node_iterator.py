@@ -65,8 +65,7 @@ def test_batches_and_positions(master: int, batch: int, repeat: bool, dtype: str
 @pytest.mark.parametrize(
     "examples", [["a", {"b": 1}, None], [(1, "x", np.ones(2))], [np.ones(i) for i in range(4)]]
 )
-def test_any_examples(examples: list[Any]) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_any_examples(comm: Any, examples: list[Any]) -> None:
     own = MultithreadIterator(examples, 2, repeat=False, shuffle=False)
     with create_multi_node_iterator(own if comm.rank == 0 else None, comm) as shared:
         seen = [example for batch in shared for example in batch]
@@ -119,9 +118,8 @@ def test_snapshot_of_any_rank_loads_into_a_plain_iterator(kind: str, steps: int)
 
 
 @pytest.mark.mpi(2)
-def test_snapshot_of_any_rank_loads_into_one_with_processes() -> None:
+def test_snapshot_of_any_rank_loads_into_one_with_processes(comm: Any) -> None:
     # Worker processes may not start while MPI runs, so this iterator only loads.
-    comm = chainermn.create_communicator("naive")
     own = KINDS["serial"](dataset()) if comm.rank == 0 else None
     shared = create_multi_node_iterator(own, comm)
     for _ in range(4):
@@ -137,9 +135,7 @@ def test_snapshot_of_any_rank_loads_into_one_with_processes() -> None:
 
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("has_order", [True, False])
-def test_snapshot_of_a_rank_that_has_loaded_one(has_order: bool) -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_snapshot_of_a_rank_that_has_loaded_one(comm: Any, has_order: bool) -> None:
     def iterator(seed: int) -> Any:
         np.random.seed(seed)
         return create_multi_node_iterator(SerialIterator(dataset(n=20), 3), comm)
@@ -164,8 +160,7 @@ def assert_goes_on(plain: Any, shared: Any) -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_in_a_trainer(tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_in_a_trainer(comm: Any, tmp_path: Path) -> None:
     own = SerialIterator(np.arange(6, dtype="f").reshape(6, 1), 2, shuffle=False)
     shared = create_multi_node_iterator(own if comm.rank == 0 else None, comm)
     model = chainer.Sequential(chainer.links.Linear(1, 1), chainer.functions.sum)
@@ -178,8 +173,7 @@ def test_in_a_trainer(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(3)
-def test_other_ranks_have_no_other_attributes() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_other_ranks_have_no_other_attributes(comm: Any) -> None:
     own = SerialIterator(dataset(), 3)
     shared = create_multi_node_iterator(own if comm.rank == 0 else None, comm)
     if comm.rank == 0:
@@ -195,8 +189,7 @@ class Broken(Iterator[Any]):
 
 
 @pytest.mark.mpi(1, 3)
-def test_failure_of_the_master_raises_on_all() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_failure_of_the_master_raises_on_all(comm: Any) -> None:
     shared = create_multi_node_iterator(Broken(), comm)
     message = "disk gone" if comm.rank == 0 else "rank 0: OSError: disk gone"
     with pytest.raises(OSError if comm.rank == 0 else RuntimeError, match=message):
@@ -204,8 +197,7 @@ def test_failure_of_the_master_raises_on_all() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_batch_that_cannot_be_pickled() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_batch_that_cannot_be_pickled(comm: Any) -> None:
     own = SerialIterator([lambda: 1], 1)
     shared = create_multi_node_iterator(own, comm)
     if comm.size > 1:
@@ -214,8 +206,7 @@ def test_batch_that_cannot_be_pickled() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_bad_arguments() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_bad_arguments(comm: Any) -> None:
     good = SerialIterator(dataset(), 3)
     with pytest.raises(TypeError, match="expected an iterator"):
         create_multi_node_iterator(None if comm.rank == 0 else good, comm)

@@ -14,7 +14,6 @@ from chainer.iterators import (
     ShuffleOrderSampler,
 )
 
-import chainermn
 from chainermn.iterators import create_synchronized_iterator
 
 MAKERS = {
@@ -26,8 +25,7 @@ MAKERS = {
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("maker", MAKERS)
-def test_same_order_on_all_ranks(maker: str) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_same_order_on_all_ranks(comm: Any, maker: str) -> None:
     np.random.seed(comm.rank)
     shared = create_synchronized_iterator(MAKERS[maker](list(range(10)), 5), comm)
     epochs = [[*next(shared), *next(shared)] for _ in range(4)]
@@ -39,8 +37,7 @@ def test_same_order_on_all_ranks(maker: str) -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_order_depends_on_the_generator_of_rank_0() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_order_depends_on_the_generator_of_rank_0(comm: Any) -> None:
     orders = []
     for seed in (0, 0, 1):
         np.random.seed(seed if comm.rank == 0 else comm.rank + 7)
@@ -51,8 +48,7 @@ def test_order_depends_on_the_generator_of_rank_0() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_without_shuffling_the_order_stays() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_without_shuffling_the_order_stays(comm: Any) -> None:
     shared = create_synchronized_iterator(SerialIterator(list(range(4)), 2, shuffle=False), comm)
     assert [next(shared) for _ in range(3)] == [[0, 1], [2, 3], [0, 1]]
 
@@ -68,8 +64,7 @@ class Reversing:
 
 
 @pytest.mark.mpi(1, 3)
-def test_users_order_sampler_is_that_of_rank_0() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_users_order_sampler_is_that_of_rank_0(comm: Any) -> None:
     generator = np.random.RandomState(comm.rank)
     shared = create_synchronized_iterator(
         SerialIterator(list(range(8)), 8, order_sampler=Reversing(generator)), comm
@@ -84,9 +79,7 @@ def test_users_order_sampler_is_that_of_rank_0() -> None:
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("stop", [1, 4, 5])
-def test_resumed_iterator_continues_alike(maker: str, stop: int) -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_resumed_iterator_continues_alike(comm: Any, maker: str, stop: int) -> None:
     def iterator() -> Any:
         return create_synchronized_iterator(MAKERS[maker](list(range(8)), 4), comm)
 
@@ -104,8 +97,7 @@ def test_resumed_iterator_continues_alike(maker: str, stop: int) -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_snapshot_of_a_plain_iterator() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_snapshot_of_a_plain_iterator(comm: Any) -> None:
     plain = SerialIterator(list(range(8)), 4)
     next(plain)
     saved = chainer.serializers.DictionarySerializer()
@@ -120,8 +112,7 @@ def test_snapshot_of_a_plain_iterator() -> None:
     assert sorted(next(shared) + next(shared)) == list(range(8))
 
 
-def test_attributes_are_those_of_the_iterator() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_attributes_are_those_of_the_iterator(comm: Any) -> None:
     actual = SerialIterator(list(range(8)), 4)
     shared = create_synchronized_iterator(actual, comm)
     shared.batch_size = 2
@@ -132,23 +123,20 @@ def test_attributes_are_those_of_the_iterator() -> None:
 
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("bad", [iter([1]), None])
-def test_no_iterator_of_chainers_on_one_rank(bad: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_no_iterator_of_chainers_on_one_rank(comm: Any, bad: Any) -> None:
     good = SerialIterator([1], 1)
     with pytest.raises(ValueError, match="must have 'dataset'"):
         create_synchronized_iterator(bad if comm.rank == 1 else good, comm)
 
 
 @pytest.mark.mpi(3)
-def test_lengths_that_differ() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_lengths_that_differ(comm: Any) -> None:
     with pytest.raises(ValueError, match=r"the same\. rank 0: 3 examples; rank 1: 4 examples"):
         create_synchronized_iterator(SerialIterator([1] * (3 + comm.rank), 1), comm)
 
 
 @pytest.mark.mpi(2)
-def test_order_sampler_that_cannot_be_pickled() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_order_sampler_that_cannot_be_pickled(comm: Any) -> None:
     sampler = ShuffleOrderSampler()
     iterator = SerialIterator([1], 1, order_sampler=lambda *args: sampler(*args))
     with pytest.raises(TypeError, match="pickle"):

@@ -17,11 +17,6 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.links import MultiNodeBatchNormalization, create_mnbn_model
 
 
-@pytest.fixture
-def comm() -> CommunicatorBase:
-    return chainermn.create_communicator("naive")
-
-
 def batch(step: int, shape: tuple[int, ...] = (12, 3), dtype: str = "f8") -> np.ndarray:
     return np.random.default_rng(step).normal(1, 2, shape).astype(dtype)
 

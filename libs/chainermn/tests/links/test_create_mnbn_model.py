@@ -8,14 +8,8 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.links import MultiNodeBatchNormalization, create_mnbn_model
-
-
-@pytest.fixture
-def comm() -> CommunicatorBase:
-    return chainermn.create_communicator("naive")
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,8 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.links import MultiNodeChainList
-
-
-@pytest.fixture
-def comm() -> CommunicatorBase:
-    return chainermn.create_communicator("naive")
 
 
 class Stage(chainer.Chain):

@@ -10,7 +10,6 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions import pseudo_connect
 from chainermn.links import create_multi_node_n_step_rnn
@@ -25,11 +24,6 @@ RNNS = [
     L.NStepBiRNNTanh,
     L.NStepBiRNNReLU,
 ]
-
-
-@pytest.fixture
-def comm() -> CommunicatorBase:
-    return chainermn.create_communicator("naive")
 
 
 def make(kind: type) -> chainer.Link:

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import chainermn
+from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions import record_run
 
 
 @pytest.mark.mpi(1, 3)
-def test_what_is_written(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_what_is_written(comm: CommunicatorBase, shared_tmp_path: Path) -> None:
     before = datetime.datetime.now().astimezone().replace(microsecond=0)
     out = shared_tmp_path / "new/result"
     record_run(comm, {"unit": 5, "out": out, "resume": None}, out)
@@ -37,8 +37,7 @@ def test_what_is_written(shared_tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(1, 2)
-def test_folder_that_cannot_be_made(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_folder_that_cannot_be_made(comm: CommunicatorBase, shared_tmp_path: Path) -> None:
     (shared_tmp_path / "file").touch()
     expected = OSError if comm.rank == 0 else RuntimeError
     with pytest.raises(expected, match="file"):
