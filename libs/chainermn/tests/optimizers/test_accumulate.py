@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-import warnings
+import functools
 from pathlib import Path
 from typing import Any
 
 import chainer
 import chainer.functions as F
-import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizers
-from chainer.training import extensions
 
 import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.compression import TopK
-from chainermn.extensions import create_multi_node_checkpointer, multi_node_snapshot
 from chainermn.gradients.exchange import GradientExchange
-
-N_EXAMPLES, BATCH = 60, 2
+from libs.chainermn.tests.optimizers.small_job import (
+    BATCH,
+    N_EXAMPLES,
+    Network,
+    assert_close,
+    assert_replicas,
+    examples,
+    make_trainer,
+    resume,
+    resume_from_rank_0,
+    values,
+)
 
 SETTINGS = pytest.mark.parametrize(
     "settings", [{}, {"overlap": True}, {"double_buffering": True}], ids=str
 )
-
-
-class Network(chainer.Chain):
-    def __init__(self) -> None:
-        super().__init__()
-        np.random.seed(0)
-        with self.init_scope(), chainer.using_config("dtype", np.float64):
-            self.a = L.Linear(3, 5)
-            self.b = L.Linear(5, 2)
-        self.steps: list[float] = []
-
-    def forward(self, x: Any, t: Any) -> Any:
-        return F.mean_squared_error(self.b(F.tanh(self.a(x))), t)
-
-
-def examples() -> tuple[np.ndarray, np.ndarray]:
-    x = np.random.default_rng(0).normal(size=(N_EXAMPLES, 3))
-    return x, np.sin(x[:, :2])
 
 
 def trainer_of(
@@ -52,16 +41,13 @@ def trainer_of(
     n_examples: int = N_EXAMPLES,
     **settings: Any,
 ) -> chainer.training.Trainer:
-    model = Network()
+    model: Any = Network()
+    model.steps = []
     optimizer = chainermn.create_multi_node_optimizer(optimizers.Adam(0.01), comm, **settings)
     optimizer.setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1))
     optimizer.add_hook(lambda optimizer: model.steps.append(model.a.W.grad.sum()), "steps")
-    data = chainer.datasets.TupleDataset(*examples())[:n_examples]
-    part = chainermn.scatter_dataset(data, comm, force_equal_length=False)
-    iterator = chainer.iterators.SerialIterator(part, BATCH, shuffle=False)
-    updater = chainer.training.StandardUpdater(iterator, optimizer)
-    return chainer.training.Trainer(updater, (iterations, "iteration"), out=str(out))
+    return make_trainer(optimizer, out, iterations, n_examples)
 
 
 def expected(size: int, accumulate: int, iterations: int, first: int) -> Network:
@@ -88,35 +74,26 @@ def expected(size: int, accumulate: int, iterations: int, first: int) -> Network
     return model
 
 
-def assert_same(one: chainer.Link, other: chainer.Link, **tolerance: float) -> None:
-    for (name, a), (_, b) in zip(
-        sorted(one.namedparams()), sorted(other.namedparams()), strict=True
-    ):
-        np.testing.assert_allclose(a.array, b.array, err_msg=name, **tolerance)
-
-
 @pytest.mark.mpi(1, 2, 3)
 @pytest.mark.parametrize("accumulate", [2, 4])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_as_a_batch_so_many_times_as_large(
-    accumulate: int, overlap: bool, shared_tmp_path: Path
+    comm: CommunicatorBase, accumulate: int, overlap: bool, shared_tmp_path: Path
 ) -> None:
     """Epochs of 30, 15 or 10 iterations may end in between."""
-    comm = chainermn.create_communicator("naive")
     settings: Any = {"accumulate": accumulate, "overlap": overlap}
     trainer = trainer_of(comm, shared_tmp_path, 64, **settings)
     trainer.run()
     # The first update makes the replicas equal.
     reference = expected(comm.size, accumulate, 64, first=1)
     model: Any = trainer.updater.get_optimizer("main").target
-    assert_same(model, reference, rtol=1e-9, atol=1e-12)
+    assert_close(model, reference)
     assert trainer.updater.get_optimizer("main").t == len(model.steps)
 
 
 @pytest.mark.mpi(2)
-def test_double_buffering(shared_tmp_path: Path) -> None:
+def test_double_buffering(comm: CommunicatorBase, shared_tmp_path: Path) -> None:
     """Each step uses the mean of the batches accumulated one step earlier."""
-    comm = chainermn.create_communicator("naive")
     plain, late = (
         trainer_of(comm, shared_tmp_path, 45, accumulate=3, double_buffering=late)
         for late in (False, True)
@@ -134,8 +111,7 @@ def test_double_buffering(shared_tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_exchanges_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_exchanges_once(comm: CommunicatorBase, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, accumulate=4)
     model = Network()
     optimizer.setup(model)
@@ -152,10 +128,7 @@ def test_exchanges_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("scale", [None, 16.0])
-def test_loss_scaling(scale: float | None, shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
-    plain = trainer_of(comm, shared_tmp_path, 20, accumulate=2)
-    plain.run()
+def test_loss_scaling(comm: CommunicatorBase, scale: float | None, shared_tmp_path: Path) -> None:
     scaled = trainer_of(comm, shared_tmp_path, 20, accumulate=2)
     optimizer: Any = scaled.updater.get_optimizer("main")
     optimizer.loss_scaling(scale=scale)
@@ -164,12 +137,11 @@ def test_loss_scaling(scale: float | None, shared_tmp_path: Path) -> None:
     plain_without.updater.get_optimizer("main").remove_hook("GradientClipping")
     scaled.run()
     plain_without.run()
-    assert_same(optimizer.target, plain_without.updater.get_optimizer("main").target, rtol=1e-9)
+    assert_close(optimizer.target, plain_without.updater.get_optimizer("main").target)
 
 
 @pytest.mark.mpi(2)
-def test_with_compression(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_with_compression(comm: CommunicatorBase, shared_tmp_path: Path) -> None:
     settings: Any = {"accumulate": 3, "compression": TopK(density=0.25, min_size=4)}
     trainers = [
         trainer_of(comm, shared_tmp_path, 40, overlap=o, **settings) for o in (False, True)
@@ -177,38 +149,20 @@ def test_with_compression(shared_tmp_path: Path) -> None:
     for trainer in trainers:
         trainer.run()
     models = [trainer.updater.get_optimizer("main").target for trainer in trainers]
-    assert_same(*models, rtol=0)
-    for parameter in models[0].params():
-        assert len(set(comm.allgather_obj(parameter.array.tobytes()))) == 1
+    assert_close(*models, rtol=0)
+    assert_replicas(comm, models[0])
 
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("kind", ["checkpointer", "snapshot"])
 @pytest.mark.parametrize("compression", [None, TopK(density=0.25, min_size=4)], ids=["", "TopK"])
 def test_resumed_in_the_middle_of_a_batch(
-    kind: str, compression: Any, shared_tmp_path: Path
+    comm: CommunicatorBase, kind: str, compression: Any, shared_tmp_path: Path
 ) -> None:
-    comm = chainermn.create_communicator("naive")
-
-    def run(iterations: int, out: Path) -> Any:
-        trainer = trainer_of(comm, out, iterations, accumulate=4, compression=compression)
-        if kind == "checkpointer":
-            checkpointer = create_multi_node_checkpointer("checkpoint", comm)
-            checkpointer.finalize = lambda: None  # the real one would delete the checkpoints
-            trainer.extend(checkpointer, trigger=(7, "iteration"))
-            checkpointer.maybe_load(trainer)
-        else:
-            snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
-            trainer.extend(snapshot, trigger=(7, "iteration"))
-        trainer.run()
-        comm.allgather_obj(None)
-        return trainer.updater.get_optimizer("main")
-
-    unbroken = run(20, shared_tmp_path / "unbroken")
-    run(7, shared_tmp_path)
-    resumed = run(20, shared_tmp_path)
+    make = functools.partial(trainer_of, comm, accumulate=4, compression=compression)
+    unbroken, resumed = resume(make, kind, comm, shared_tmp_path)
     assert resumed.t == unbroken.t
-    assert_same(resumed.target, unbroken.target, rtol=0)
+    assert_close(resumed.target, unbroken.target, rtol=0)
     # What has been sent since then is not in later snapshots.
     saved, expected = (
         {name: sorted(arrays) for name, arrays in each.pending().arrays.items()}
@@ -222,33 +176,19 @@ def test_resumed_in_the_middle_of_a_batch(
 def test_a_plain_snapshot_of_rank_0(iterations: int, is_lost: bool, shared_tmp_path: Path) -> None:
     """After the first update, the optimizer steps in the 5th, the 9th and so on."""
     comm = chainermn.create_communicator("naive")
-    trainer = trainer_of(comm, shared_tmp_path, iterations, accumulate=4)
-    trainer.run()
-    file = str(shared_tmp_path / "snapshot")
-    if comm.rank == 0:
-        chainer.serializers.save_npz(file, trainer)
-    comm.allgather_obj(None)
-    resumed = trainer_of(comm, shared_tmp_path, 20, accumulate=4)
-    chainer.serializers.load_npz(file, resumed)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        resumed.run()
-    reason = "when the snapshot was written is lost: the snapshot lacks what rank 1 had"
-    expected = [True] * (comm.rank == 0 and is_lost)
-    assert [reason in str(each.message) for each in caught] == expected
-    for parameter in resumed.updater.get_optimizer("main").target.params():
-        assert np.isfinite(parameter.array).all()
-        assert len(set(comm.allgather_obj(parameter.array.tobytes()))) == 1
+    make = functools.partial(trainer_of, comm, accumulate=4)
+    optimizer = resume_from_rank_0(make, comm, shared_tmp_path, iterations, is_lost)
+    assert all(np.isfinite(array).all() for array in values(optimizer.target).values())
+    assert_replicas(comm, optimizer.target)
 
 
 @pytest.mark.mpi(2)
 @SETTINGS
 @pytest.mark.parametrize("accumulate", [2, 3, 4, 8])
 def test_epochs_that_end_at_different_times(
-    settings: dict[str, Any], accumulate: int, shared_tmp_path: Path
+    comm: CommunicatorBase, settings: dict[str, Any], accumulate: int, shared_tmp_path: Path
 ) -> None:
     """This fails even if one rank's epoch ends just when the other's count is full."""
-    comm = chainermn.create_communicator("naive")
     # 7 and 6 examples: 4 and 3 batches per epoch.
     settings = {**settings, "accumulate": accumulate}
     trainer = trainer_of(comm, shared_tmp_path, 40, n_examples=13, **settings)
@@ -262,12 +202,11 @@ def test_an_epoch_that_ends_with_a_full_count(shared_tmp_path: Path) -> None:
     trainer = trainer_of(comm, shared_tmp_path, 45, accumulate=5)
     trainer.run()
     model: Any = trainer.updater.get_optimizer("main").target
-    assert_same(model, expected(comm.size, 5, 45, first=1), rtol=1e-9, atol=1e-12)
+    assert_close(model, expected(comm.size, 5, 45, first=1))
 
 
 @pytest.mark.mpi(2)
-def test_gradients_that_share_an_array_at_the_end_of_an_epoch() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_gradients_that_share_an_array_at_the_end_of_an_epoch(comm: CommunicatorBase) -> None:
     model = chainer.ChainList(chainer.Link(), chainer.Link())
     for link in model:
         with link.init_scope():
@@ -282,9 +221,7 @@ def test_gradients_that_share_an_array_at_the_end_of_an_epoch() -> None:
 
 
 @pytest.mark.mpi(1, 2)
-def test_resumed_with_another_loss_scale(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_resumed_with_another_loss_scale(comm: CommunicatorBase, shared_tmp_path: Path) -> None:
     def make(scale: float) -> Any:
         model = chainer.Link()
         with model.init_scope():
@@ -333,8 +270,7 @@ def test_a_snapshot_does_not_reach_the_next_link(shared_tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_ranks_that_give_different_settings() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_ranks_that_give_different_settings(comm: CommunicatorBase) -> None:
     optimizer = chainermn.create_multi_node_optimizer(
         optimizers.SGD(), comm, accumulate=2 + comm.rank
     ).setup(Network())
@@ -343,14 +279,12 @@ def test_ranks_that_give_different_settings() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [0, -1, 1.5, True, "2"])
-def test_what_accumulate_takes(accumulate: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_what_accumulate_takes(comm: CommunicatorBase, accumulate: Any) -> None:
     with pytest.raises(ValueError, match="accumulate must be an integer of at least 1, got"):
         chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, accumulate=accumulate)
 
 
-def test_it_needs_the_loss() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_it_needs_the_loss(comm: CommunicatorBase) -> None:
     optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, accumulate=2)
     optimizer.setup(Network())
     with pytest.raises(ValueError, match=r"accumulate=2 needs update\(lossfun, \.\.\.\)"):

@@ -14,7 +14,6 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizers
-from chainer.training import extensions
 from mpi4py import MPI
 
 import chainermn
@@ -23,9 +22,9 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.compression import Compression, PowerSGD, Quantization, TopK
-from chainermn.extensions import create_multi_node_checkpointer, multi_node_snapshot
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.transport.topology import Topology
+from libs.chainermn.tests.optimizers.small_job import assert_replicas, extend, values
 
 STEPS = 6
 POWER_SGD = PowerSGD(rank=2, min_ratio=1)
@@ -70,10 +69,6 @@ def train(optimizer: MultiNodeOptimizer, comm: CommunicatorBase, steps: Any = ST
         optimizer.update(lambda step=step: loss(optimizer.target, comm, step))
 
 
-def values(net: chainer.Link) -> dict[str, np.ndarray]:
-    return {name: parameter.array.copy() for name, parameter in net.namedparams()}
-
-
 def left_by(optimizer: MultiNodeOptimizer) -> dict[str, np.ndarray]:
     return {
         f"{name} {key}": np.array(array)
@@ -86,11 +81,6 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one.keys() == other.keys()
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-
-
-def assert_replicas(comm: CommunicatorBase, net: chainer.Link) -> None:
-    for name, value in values(net).items():
-        assert len(set(comm.allgather_obj(value.tobytes()))) == 1, name
 
 
 # ---- the means ----
@@ -134,8 +124,7 @@ def test_factors_in_half_the_bytes(dtype: str) -> None:
 
 @pytest.mark.mpi(1, 2)
 @pytest.mark.parametrize("overlap", [False, True])
-def test_starts_later(overlap: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_starts_later(comm: CommunicatorBase, overlap: bool) -> None:
     plain, optimizer = make(comm, None)
     train(optimizer, comm, 3)
     net, optimizer = make(comm, PowerSGD(rank=1, min_ratio=1, start_iteration=3), overlap=overlap)
@@ -148,8 +137,7 @@ def test_starts_later(overlap: bool) -> None:
 
 
 @pytest.mark.mpi(1, 2)
-def test_small_gradients_are_sent_as_they_are() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_small_gradients_are_sent_as_they_are(comm: CommunicatorBase) -> None:
     _, optimizer = make(comm, PowerSGD(rank=2))
     train(optimizer, comm)
     # 12 x 8 numbers would become 40, and 4 x 12 numbers 32.
@@ -158,8 +146,7 @@ def test_small_gradients_are_sent_as_they_are() -> None:
 
 @pytest.mark.mpi(2)
 @EVERY
-def test_hooks_see_the_mean(compression: Compression) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_hooks_see_the_mean(comm: CommunicatorBase, compression: Compression) -> None:
     net, optimizer = make(comm, compression, optimizers.Adam())
     seen = []
 
@@ -177,8 +164,7 @@ def test_hooks_see_the_mean(compression: Compression) -> None:
 
 @pytest.mark.mpi(1, 2)
 @EVERY
-def test_parameters_that_appear_later(compression: Compression) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_parameters_that_appear_later(comm: CommunicatorBase, compression: Compression) -> None:
     net, optimizer = make(comm, compression)
     train(optimizer, comm, 2)
     before = left_by(optimizer)
@@ -195,8 +181,7 @@ def test_parameters_that_appear_later(compression: Compression) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_a_gradient_that_no_rank_has_waits() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_a_gradient_that_no_rank_has_waits(comm: CommunicatorBase) -> None:
     net, optimizer = make(comm, TOP_K, zero_fill=False)
     train(optimizer, comm, 2)
     before = left_by(optimizer)
@@ -212,9 +197,8 @@ def test_a_gradient_that_no_rank_has_waits() -> None:
 @pytest.mark.mpi(1, 2)
 @EVERY
 @pytest.mark.parametrize("overlap", [False, True])
-def test_loss_scaling(compression: Compression, overlap: bool) -> None:
+def test_loss_scaling(comm: CommunicatorBase, compression: Compression, overlap: bool) -> None:
     """Changing the scale to another power of two changes nothing else."""
-    comm = chainermn.create_communicator("naive")
     plain, optimizer = make(comm, compression)
     train(optimizer, comm)
     net, optimizer = make(comm, compression, overlap=overlap)
@@ -230,9 +214,8 @@ def test_loss_scaling(compression: Compression, overlap: bool) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_overflow_on_one_rank_leaves_no_trace(
-    compression: Compression, value: float, overlap: bool
+    comm: CommunicatorBase, compression: Compression, value: float, overlap: bool
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     net, optimizer = make(comm, compression, overlap=overlap)
     optimizer.loss_scaling()
     with warnings.catch_warnings():
@@ -308,20 +291,6 @@ def end_of(trainer: chainer.training.Trainer) -> dict[str, np.ndarray]:
     return values(optimizer.target) | left_by(optimizer)
 
 
-def extend(trainer: Any, comm: CommunicatorBase, kind: str) -> None:
-    if kind == "checkpointer":
-        checkpointer = create_multi_node_checkpointer("checkpoint", comm)
-        checkpointer.finalize = lambda: None  # the real one would delete the checkpoints
-        trainer.extend(checkpointer, trigger=(5, "iteration"))
-        checkpointer.maybe_load(trainer)
-        return
-    snapshot = extensions.snapshot(autoload=True)
-    if kind == "object":
-        optimizer = trainer.updater.get_optimizer("main")
-        snapshot = extensions.snapshot_object(optimizer, "optimizer", autoload=True)
-    trainer.extend(multi_node_snapshot(comm, snapshot, []), trigger=(5, "iteration"))
-
-
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize(
     "compression",
@@ -330,27 +299,25 @@ def extend(trainer: Any, comm: CommunicatorBase, kind: str) -> None:
 )
 @pytest.mark.parametrize("kind", ["checkpointer", "snapshot"])
 def test_a_resumed_run_equals_an_unbroken_one(
-    compression: Compression, kind: str, shared_tmp_path: Path
+    comm: CommunicatorBase, compression: Compression, kind: str, shared_tmp_path: Path
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     unbroken = trainer_of(comm, compression, shared_tmp_path / "unbroken", 9)
     unbroken.run()
     first = trainer_of(comm, compression, shared_tmp_path, 5)
-    extend(first, comm, kind)
+    extend(first, comm, kind, 5)
     first.run()
     comm.allgather_obj(None)
     second = trainer_of(comm, compression, shared_tmp_path, 9)
-    extend(second, comm, kind)
+    extend(second, comm, kind, 5)
     second.run()
     assert second.updater.iteration == 9
     assert_equal(end_of(second), end_of(unbroken))
 
 
 @pytest.mark.mpi(2)
-def test_a_snapshot_of_an_optimizer_alone(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_a_snapshot_of_an_optimizer_alone(comm: CommunicatorBase, shared_tmp_path: Path) -> None:
     trainer = trainer_of(comm, POWER_SGD, shared_tmp_path, 5)
-    extend(trainer, comm, "object")
+    extend(trainer, comm, "object", 5)
     trainer.run()
     comm.allgather_obj(None)
     (file,) = shared_tmp_path.glob("optimizer*")
@@ -367,11 +334,11 @@ def test_on_another_number_of_ranks_it_starts_anew_and_says_so(shared_tmp_path: 
     part = comm.split(int(comm.rank == 2), comm.rank)
     if comm.rank < 2:
         trainer = trainer_of(part, POWER_SGD, shared_tmp_path, 5)
-        extend(trainer, part, "snapshot")
+        extend(trainer, part, "snapshot", 5)
         trainer.run()
     comm.allgather_obj(None)
     trainer = trainer_of(comm, POWER_SGD, shared_tmp_path, 6)
-    extend(trainer, comm, "snapshot")
+    extend(trainer, comm, "snapshot", 5)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.run()
@@ -422,8 +389,7 @@ def test_a_plain_snapshot_of_rank_0(
 
 
 @pytest.mark.parametrize("format", ["npz", "hdf5"])
-def test_what_one_rank_saves_alone(format: str, tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_what_one_rank_saves_alone(comm: CommunicatorBase, format: str, tmp_path: Path) -> None:
     _, optimizer = make(comm, POWER_SGD)
     train(optimizer, comm, 3)
     file = str(tmp_path / "optimizer")
@@ -435,8 +401,7 @@ def test_what_one_rank_saves_alone(format: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(1, 2)
-def test_copies_go_on_on_their_own() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_copies_go_on_on_their_own(comm: CommunicatorBase) -> None:
     net, optimizer = make(comm, TOP_K)
     train(optimizer, comm, 2)
     twin = copy.deepcopy(optimizer)
@@ -468,8 +433,7 @@ def test_a_parameter_that_changes_its_shape_begins_anew(shared_tmp_path: Path) -
 
 
 @pytest.mark.mpi(1, 2)
-def test_another_model_begins_anew() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_another_model_begins_anew(comm: CommunicatorBase) -> None:
     _, optimizer = make(comm, TOP_K)
     train(optimizer, comm, 2)
     optimizer.setup(Network())
@@ -528,8 +492,7 @@ def test_a_communicator_of_a_user_that_averages_itself() -> None:
 
 
 @pytest.mark.mpi(2)
-def test_ranks_that_give_different_settings() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_ranks_that_give_different_settings(comm: CommunicatorBase) -> None:
     for others in (None, PowerSGD(rank=3, min_ratio=1), TOP_K):
         with pytest.raises(ValueError, match=r"rank 0: .*PowerSGD\(.*rank=2.*rank 1: "):
             make(comm, POWER_SGD if comm.rank == 0 else others)

@@ -86,9 +86,8 @@ def test_in_gpu_memory(
 @pytest.mark.parametrize("threshold", [1.0, 100.0])
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_norm_of_parts_on_several_ranks(
-    on_gpu: bool, threshold: float, request: pytest.FixtureRequest
+    comm: Any, on_gpu: bool, threshold: float, request: pytest.FixtureRequest
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     own = {"a": np.full(4, comm.rank + 1.0)}
     norm = sum(4 * (rank + 1) ** 2 for rank in range(comm.size)) ** 0.5
     place = request.getfixturevalue("stand_in").to_gpu if on_gpu else np.array
@@ -100,8 +99,7 @@ def test_norm_of_parts_on_several_ranks(
 
 
 @pytest.mark.mpi(1, 3)
-def test_step_is_that_of_one_process_with_the_mean_gradient() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_step_is_that_of_one_process_with_the_mean_gradient(comm: Any) -> None:
     model = chainer.links.Linear(2, 1, initialW=0)
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(1), comm)
     optimizer.setup(model)

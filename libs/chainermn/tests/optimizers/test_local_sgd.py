@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
+import functools
 from pathlib import Path
 from typing import Any
 
 import chainer
 import chainer.functions as F
-import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizers
@@ -17,36 +16,25 @@ from chainer.training import extensions
 import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.compression import PowerSGD
-from chainermn.extensions import create_multi_node_checkpointer, multi_node_snapshot
 from chainermn.gradients.exchange import GradientExchange
 from chainermn.optimizers import LocalSGD
-
-N_EXAMPLES, BATCH = 60, 2
+from libs.chainermn.tests.optimizers.small_job import (
+    N_EXAMPLES,
+    Network,
+    assert_close,
+    assert_replicas,
+    examples,
+    make_trainer,
+    resume,
+    resume_from_rank_0,
+    values,
+)
 
 MAKERS: dict[str, Any] = {
     "sgd": lambda: optimizers.SGD(0.1),
     "momentum": lambda: optimizers.MomentumSGD(0.1),
     "adam": lambda: optimizers.Adam(0.01),
 }
-
-
-class Network(chainer.Chain):
-    def __init__(self) -> None:
-        super().__init__()
-        np.random.seed(0)
-        with self.init_scope(), chainer.using_config("dtype", np.float64):
-            self.a = L.Linear(3, 5)
-            self.b = L.Linear(5, 2)
-
-    def forward(self, x: Any, t: Any) -> Any:
-        loss = F.mean_squared_error(self.b(F.tanh(self.a(x))), t)
-        chainer.report({"loss": loss}, self)
-        return loss
-
-
-def examples() -> tuple[np.ndarray, np.ndarray]:
-    x = np.random.default_rng(0).normal(size=(N_EXAMPLES, 3))
-    return x, np.sin(x[:, :2])
 
 
 def batch(rank: int, step: int) -> list[np.ndarray]:
@@ -103,26 +91,11 @@ def train(comm: CommunicatorBase, maker: str, local: LocalSGD, steps: int, **set
     return optimizer
 
 
-def values(link: chainer.Link) -> dict[str, np.ndarray]:
-    return {name: parameter.array.copy() for name, parameter in link.namedparams()}
-
-
-def assert_replicas(comm: CommunicatorBase, link: chainer.Link, *, equal: bool = True) -> None:
-    digests = comm.allgather_obj(b"".join(v.tobytes() for _, v in sorted(values(link).items())))
-    assert (len(set(digests)) == 1) is equal or comm.size == 1
-
-
-def assert_close(one: chainer.Link, other: chainer.Link, rtol: float = 1e-10) -> None:
-    for name, value in values(one).items():
-        np.testing.assert_allclose(value, values(other)[name], rtol, atol=rtol, err_msg=name)
-
-
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("maker", list(MAKERS))
 @pytest.mark.parametrize("states", ["keep", "average", "reset"])
 @pytest.mark.parametrize("start", [0, 5])
-def test_as_in_one_process(maker: str, states: Any, start: int) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_as_in_one_process(comm: CommunicatorBase, maker: str, states: Any, start: int) -> None:
     local = LocalSGD(period=4, start_iteration=start, states=states)
     optimizer = train(comm, maker, local, start + 12)
     expected, _ = simulate(maker, comm.size, start + 12, local)
@@ -132,8 +105,7 @@ def test_as_in_one_process(maker: str, states: Any, start: int) -> None:
 
 
 @pytest.mark.mpi(2, 3)
-def test_in_between_each_rank_is_on_its_own() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_in_between_each_rank_is_on_its_own(comm: CommunicatorBase) -> None:
     local = LocalSGD(period=4)
     optimizer = train(comm, "sgd", local, 6)
     _, replicas = simulate("sgd", comm.size, 6, local)
@@ -160,8 +132,7 @@ def test_exchanges_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_with_compression() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_with_compression(comm: CommunicatorBase) -> None:
     compression = PowerSGD(rank=1, min_ratio=1)
     optimizer = train(comm, "sgd", LocalSGD(period=3), 12, compression=compression)
     assert_replicas(comm, optimizer.target)
@@ -169,8 +140,7 @@ def test_with_compression() -> None:
 
 
 @pytest.mark.mpi(2)
-def test_errors_of_gradients_are_not_added_to_parameters() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_errors_of_gradients_are_not_added_to_parameters(comm: CommunicatorBase) -> None:
     local = LocalSGD(period=2, start_iteration=6)
     compression = PowerSGD(rank=1, min_ratio=1)
     results = []
@@ -187,8 +157,7 @@ def test_errors_of_gradients_are_not_added_to_parameters() -> None:
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("start", [0, 2])
-def test_refuses_float16(start: int) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_refuses_float16(comm: CommunicatorBase, start: int) -> None:
     model = chainer.Link()
     with model.init_scope():
         model.w = chainer.Parameter(np.ones(2, np.float16))
@@ -216,8 +185,7 @@ def test_ranks_that_have_taken_different_numbers_of_steps(shared_tmp_path: Path)
 
 
 @pytest.mark.mpi(2)
-def test_gradients_with_a_loop_of_ones_own() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_gradients_with_a_loop_of_ones_own(comm: CommunicatorBase) -> None:
     local = LocalSGD(period=2, start_iteration=2)
     expected = train(comm, "momentum", local, 6)
     optimizer = chainermn.create_multi_node_optimizer(
@@ -231,8 +199,7 @@ def test_gradients_with_a_loop_of_ones_own() -> None:
 
 
 @pytest.mark.mpi(2)
-def test_parameters_that_appear_later() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_parameters_that_appear_later(comm: CommunicatorBase) -> None:
     optimizer = train(comm, "sgd", LocalSGD(period=2), 4)
     model = optimizer.target
     with model.init_scope():
@@ -283,11 +250,7 @@ def trainer_of(
     optimizer = chainermn.create_multi_node_optimizer(
         optimizers.MomentumSGD(0.05), comm, local=local, **settings
     ).setup(Network())
-    data = chainer.datasets.TupleDataset(*examples())[:n_examples]
-    part = chainermn.scatter_dataset(data, comm, force_equal_length=False)
-    iterator = chainer.iterators.SerialIterator(part, BATCH, shuffle=False)
-    updater = chainer.training.StandardUpdater(iterator, optimizer)
-    return chainer.training.Trainer(updater, (iterations, "iteration"), out=str(out))
+    return make_trainer(optimizer, out, iterations, n_examples)
 
 
 @pytest.mark.mpi(2)
@@ -317,51 +280,26 @@ def test_evaluates_averaged_parameters(generic: bool, shared_tmp_path: Path) -> 
     assert seen == [7, 14, 21, 28, 35]
 
 
-def resume(kind: str, comm: CommunicatorBase, out: Path, local: LocalSGD, **settings: Any) -> Any:
-    """Return the optimizers of an unbroken run and of one interrupted within a period."""
-
-    def run(iterations: int, out: Path) -> Any:
-        trainer = trainer_of(comm, out, iterations, local, **settings)
-        if kind == "checkpointer":
-            checkpointer = create_multi_node_checkpointer("checkpoint", comm)
-            checkpointer.finalize = lambda: None  # the real one would delete the checkpoints
-            trainer.extend(checkpointer, trigger=(7, "iteration"))
-            checkpointer.maybe_load(trainer)
-        else:
-            snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
-            trainer.extend(snapshot, trigger=(7, "iteration"))
-        trainer.run()
-        comm.allgather_obj(None)
-        return trainer.updater.get_optimizer("main")
-
-    unbroken = run(20, out / "unbroken")
-    run(7, out)
-    return unbroken, run(20, out)
-
-
 @pytest.mark.mpi(1, 2, 3)
 @pytest.mark.parametrize("start", [0, 3, 10])
 @pytest.mark.parametrize(
     "compression", [None, PowerSGD(rank=1, min_ratio=1)], ids=["", "compressed"]
 )
 def test_a_resumed_run_equals_an_unbroken_one(
-    start: int, compression: Any, shared_tmp_path: Path
+    comm: CommunicatorBase, start: int, compression: Any, shared_tmp_path: Path
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     local = LocalSGD(period=4, start_iteration=start)
-    unbroken, resumed = resume(
-        "checkpointer", comm, shared_tmp_path, local, compression=compression
-    )
+    make = functools.partial(trainer_of, comm, local=local, compression=compression)
+    unbroken, resumed = resume(make, "checkpointer", comm, shared_tmp_path)
     assert_close(resumed.target, unbroken.target, rtol=0)
     assert resumed.t == unbroken.t
 
 
 @pytest.mark.mpi(1, 2)
 @pytest.mark.parametrize("states", ["average", "reset"])
-def test_a_snapshot_for_all(states: Any, shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
-    local = LocalSGD(period=4, states=states)
-    unbroken, resumed = resume("snapshot", comm, shared_tmp_path, local)
+def test_a_snapshot_for_all(comm: CommunicatorBase, states: Any, shared_tmp_path: Path) -> None:
+    make = functools.partial(trainer_of, comm, local=LocalSGD(period=4, states=states))
+    unbroken, resumed = resume(make, "snapshot", comm, shared_tmp_path)
     assert_close(resumed.target, unbroken.target, rtol=0)
 
 
@@ -370,30 +308,15 @@ def test_a_snapshot_for_all(states: Any, shared_tmp_path: Path) -> None:
 def test_a_plain_snapshot_of_rank_0(iterations: int, is_lost: bool, shared_tmp_path: Path) -> None:
     """After the first update, parameters are averaged in the 5th, the 9th and so on."""
     comm = chainermn.create_communicator("naive")
-    local = LocalSGD(period=4)
-    trainer = trainer_of(comm, shared_tmp_path, iterations, local)
-    trainer.run()
-    file = str(shared_tmp_path / "snapshot")
-    if comm.rank == 0:
-        chainer.serializers.save_npz(file, trainer)
-    comm.allgather_obj(None)
-    resumed = trainer_of(comm, shared_tmp_path, 16, local)
-    chainer.serializers.load_npz(file, resumed)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        resumed.run()
-    reason = "when the snapshot was written is lost: the snapshot lacks what rank 1 had"
-    expected = [True] * (comm.rank == 0 and is_lost)
-    assert [reason in str(each.message) for each in caught] == expected
-    optimizer: Any = resumed.updater.get_optimizer("main")
+    make = functools.partial(trainer_of, comm, local=LocalSGD(period=4))
+    optimizer = resume_from_rank_0(make, comm, shared_tmp_path, iterations, is_lost)
     optimizer.settle()
     assert_replicas(comm, optimizer.target)
 
 
 @pytest.mark.mpi(2)
-def test_resumed_with_a_longer_first_phase(shared_tmp_path: Path) -> None:
+def test_resumed_with_a_longer_first_phase(comm: CommunicatorBase, shared_tmp_path: Path) -> None:
     """Parameters that have not been averaged are not assumed to be equal."""
-    comm = chainermn.create_communicator("naive")
     optimizer = train(comm, "sgd", LocalSGD(period=4), 2)
     assert_replicas(comm, optimizer.target, equal=False)
     files = [str(shared_tmp_path / f"{what}.{comm.rank}") for what in ("optimizer", "model")]
@@ -439,15 +362,13 @@ def test_wrong_settings(arguments: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     "settings", [{"double_buffering": True}, {"overlap": True}, {"accumulate": 2}], ids=str
 )
-def test_what_does_not_go_together(settings: dict[str, Any]) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_what_does_not_go_together(comm: CommunicatorBase, settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="exchanges nothing in most steps: leave out"):
         chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, local=LocalSGD(), **settings)
 
 
 @pytest.mark.mpi(2)
-def test_ranks_that_give_different_settings() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_ranks_that_give_different_settings(comm: CommunicatorBase) -> None:
     for start in (0, 5):
         local = LocalSGD(period=4 + comm.rank, start_iteration=start)
         with pytest.raises(ValueError, match=r"rank 0: .*period=4.*; rank 1: .*period=5"):

@@ -25,6 +25,7 @@ from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.gradients import background
 from chainermn.gradients.exchange import GradientExchange
 from chainermn.testing.mpiexec import run_job
+from libs.chainermn.tests.optimizers.small_job import assert_close, assert_replicas
 
 pytestmark = pytest.mark.each_mpi
 
@@ -47,15 +48,6 @@ def data(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
 
 def loss(model: chainer.Link, x: np.ndarray, t: np.ndarray) -> chainer.Variable:
     return F.mean_squared_error(model(x), t)
-
-
-def values(model: chainer.Link) -> Values:
-    return {name: np.array(parameter.array) for name, parameter in model.namedparams()}
-
-
-def assert_close(one: chainer.Link, other: chainer.Link) -> None:
-    for name, value in values(one).items():
-        np.testing.assert_allclose(value, values(other)[name], rtol=1e-11, atol=1e-13)
 
 
 def mean_gradients(model: chainer.Link, size: int, step: int, scale: float | None) -> Values:
@@ -136,8 +128,7 @@ def test_training_equals_a_simulation(
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_update_without_a_loss_function(double_buffering: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_update_without_a_loss_function(comm: Any, double_buffering: bool) -> None:
     reference = optimizers.Adam().setup(network(0))
     shared = chainermn.create_multi_node_optimizer(optimizers.Adam(), comm, double_buffering)
     model = network(comm.rank)
@@ -151,8 +142,7 @@ def test_update_without_a_loss_function(double_buffering: bool) -> None:
 
 
 @pytest.mark.mpi(3)
-def test_hooks_are_called_once_with_the_mean_gradient() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_hooks_are_called_once_with_the_mean_gradient(comm: Any) -> None:
     calls = []
 
     def before(optimizer: chainer.Optimizer) -> None:
@@ -177,8 +167,7 @@ def test_hooks_are_called_once_with_the_mean_gradient() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_gradients_keep_their_loss_scale_while_they_wait() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_gradients_keep_their_loss_scale_while_they_wait(comm: Any) -> None:
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(1), comm, True)
     shared.setup(L.Linear(2, 2, nobias=True))
     shared.loss_scaling()
@@ -202,8 +191,7 @@ def test_gradients_keep_their_loss_scale_while_they_wait() -> None:
 
 
 @pytest.mark.mpi(1, 3)
-def test_overflow_halves_the_loss_scale_on_all() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_overflow_halves_the_loss_scale_on_all(comm: Any) -> None:
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(1), comm)
     shared.setup(L.Linear(2, 2, nobias=True))
     shared.loss_scaling()
@@ -220,8 +208,7 @@ def test_overflow_halves_the_loss_scale_on_all() -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_parameters_initialized_later(double_buffering: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_parameters_initialized_later(comm: Any, double_buffering: bool) -> None:
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, double_buffering)
     shared.setup(network(comm.rank, lazy=True))
     shared.target.cleargrads()
@@ -230,8 +217,7 @@ def test_parameters_initialized_later(double_buffering: bool) -> None:
     if comm.rank == 0:
         shared.target(data(0, 0)[0])
     shared.update(loss, shared.target, *data(comm.rank, 0))
-    for value in values(shared.target).values():
-        np.testing.assert_array_equal(value, comm.bcast(value))
+    assert_replicas(comm, shared.target)
     assert shared.t == 0
     reference = optimizers.SGD(0.1).setup(shared.target.copy("copy"))
     for step in range(1, 5):
@@ -242,8 +228,7 @@ def test_parameters_initialized_later(double_buffering: bool) -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_another_target_is_synchronized(double_buffering: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_another_target_is_synchronized(comm: Any, double_buffering: bool) -> None:
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, double_buffering)
     for setup in (shared.setup, shared.actual_optimizer.setup):
         setup(network(comm.rank))
@@ -291,14 +276,12 @@ def test_first_update_after_loading_a_snapshot(loading: str, shared_tmp_path: Pa
     after.update(loss, after.target, *data(comm.rank, 3))
     if loading == "all" or comm.size == 1:  # all are equal: no step is lost
         before.update(loss, before.target, *data(comm.rank, 3))
-    for parameter, expected in zip(after.target.params(), before.target.params(), strict=True):
-        np.testing.assert_array_equal(parameter.array, expected.array)
+    assert_close(after.target, before.target, rtol=0)
 
 
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_zero_fill(double_buffering: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_zero_fill(comm: Any, double_buffering: bool) -> None:
     for zero_fill in (True, False):
         shared = chainermn.create_multi_node_optimizer(
             optimizers.SGD(1), comm, double_buffering, zero_fill
@@ -322,8 +305,7 @@ def test_zero_fill(double_buffering: bool) -> None:
 
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_models_that_differ(double_buffering: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_models_that_differ(comm: Any, double_buffering: bool) -> None:
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, double_buffering)
     shared.setup(L.Linear(2 + (comm.rank == 1), 2))
     with pytest.raises(ValueError, match="first difference is rank 0"):
@@ -355,8 +337,7 @@ def states(optimizer: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_attributes_are_those_of_the_actual_optimizer(double_buffering: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_attributes_are_those_of_the_actual_optimizer(comm: Any, double_buffering: bool) -> None:
     actual = optimizers.MomentumSGD(0.5)
     shared = chainermn.create_multi_node_optimizer(actual, comm, double_buffering)
     shared.setup(network())
@@ -374,8 +355,7 @@ def test_attributes_are_those_of_the_actual_optimizer(double_buffering: bool) ->
 
 @pytest.mark.mpi(1, 2)
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_copies(double_buffering: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_copies(comm: Any, double_buffering: bool) -> None:
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, double_buffering)
     shared.setup(network(0))
     shared.update(loss, shared.target, *data(comm.rank, 0))
@@ -397,8 +377,7 @@ def test_copies(double_buffering: bool) -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_parameter_with_two_names(double_buffering: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_parameter_with_two_names(comm: Any, double_buffering: bool) -> None:
     model = chainer.Chain()
     with model.init_scope():
         model.a = chainer.Parameter(np.zeros(2))
@@ -489,8 +468,7 @@ def test_double_buffering_without_thread_support(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.mpi(1, 2)
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_in_a_trainer(double_buffering: bool, tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_in_a_trainer(comm: Any, double_buffering: bool, tmp_path: Path) -> None:
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, double_buffering)
     model = L.Classifier(network(comm.rank), lossfun=F.mean_squared_error)
     model.compute_accuracy = False
@@ -505,8 +483,7 @@ def test_in_a_trainer(double_buffering: bool, tmp_path: Path) -> None:
     trainer.run()
     assert shared.lr == 0.1 * 0.5**4
     assert shared.epoch == 4
-    for value in values(model).values():
-        np.testing.assert_array_equal(value, comm.bcast(value))
+    assert_replicas(comm, model)
 
 
 def test_job_that_ends_while_exchanges_are_running() -> None:
@@ -521,8 +498,7 @@ def test_job_that_ends_while_exchanges_are_running() -> None:
 
 
 @pytest.mark.mpi(1, 2)
-def test_own_attributes_can_be_set() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_own_attributes_can_be_set(comm: Any) -> None:
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm)
     shared.zero_fill = False
     shared.lr = 0.5
@@ -555,8 +531,7 @@ def test_double_buffering_forgets_gradients_from_before_a_snapshot(shared_tmp_pa
 
 @pytest.mark.mpi(1, 2)
 @pytest.mark.parametrize("double_buffering", [False, True])
-def test_debug_mode_holds_in_the_exchange(double_buffering: bool) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_debug_mode_holds_in_the_exchange(comm: Any, double_buffering: bool) -> None:
     shared = chainermn.create_multi_node_optimizer(optimizers.SGD(1), comm, double_buffering)
     model = L.Linear(1, 1, nobias=True, initialW=0)
     shared.setup(model)

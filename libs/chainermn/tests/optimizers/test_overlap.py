@@ -31,6 +31,7 @@ from chainermn.optimizers import overlapping_optimizer
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer
+from libs.chainermn.tests.optimizers.small_job import assert_close
 
 pytestmark = pytest.mark.each_mpi
 
@@ -360,8 +361,7 @@ def test_same_bits_on_other_numbers_of_ranks(step: Step) -> None:
 
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("step", [by_update, other_weights_in_each_step, no_backprop, accumulated])
-def test_without_zero_fill(step: Step) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_without_zero_fill(comm: CommunicatorBase, step: Step) -> None:
     assert_same_with_overlap(comm, step, zero_fill=False, make=lambda: optimizers.SGD(0.1))
 
 
@@ -390,8 +390,7 @@ def test_without_zero_fill_a_gradient_that_only_some_have_is_an_error() -> None:
 @pytest.mark.parametrize(
     "make", [optimizers.SGD, optimizers.Adam, lambda: optimizers.RMSprop(0.01, eps=1e-4)]
 )
-def test_hooks_see_the_mean(make: Callable[[], chainer.Optimizer]) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_hooks_see_the_mean(comm: CommunicatorBase, make: Callable[[], chainer.Optimizer]) -> None:
     seen: list[list[np.ndarray]] = []
 
     def look(optimizer: chainer.Optimizer) -> None:
@@ -412,9 +411,7 @@ def test_hooks_see_the_mean(make: Callable[[], chainer.Optimizer]) -> None:
 
 @pytest.mark.mpi(1, 2)
 @pytest.mark.parametrize("scale", [None, 8.0])
-def test_loss_scaling(scale: float | None) -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_loss_scaling(comm: CommunicatorBase, scale: float | None) -> None:
     def step(net: Any, optimizer: MultiNodeOptimizer, rank: int, number: int) -> None:
         factor = np.inf if number == 2 and rank == comm.size - 1 and scale is None else 1.0
         with warnings.catch_warnings():
@@ -497,9 +494,7 @@ def test_lazy_parameters_and_another_target() -> None:
 
 
 @pytest.mark.mpi(2)
-def test_two_optimizers_over_one_graph() -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_two_optimizers_over_one_graph(comm: CommunicatorBase) -> None:
     def train_gan(overlap: bool) -> list[np.ndarray]:
         generator, critic = Network(0), Network(1)
         both = [
@@ -567,8 +562,7 @@ def test_training_goes_on_after_an_exception(where: str) -> None:
 
 
 @pytest.mark.mpi(2)
-def test_exchange_begins_while_backward_goes_on() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_exchange_begins_while_backward_goes_on(comm: CommunicatorBase) -> None:
     arrived: list[bool] = []
     has_mean = threading.Event()
 
@@ -605,8 +599,7 @@ def test_exchange_begins_while_backward_goes_on() -> None:
 
 
 @pytest.mark.mpi(1, 2)
-def test_gradients_under_way_cannot_be_written_to() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_gradients_under_way_cannot_be_written_to(comm: CommunicatorBase) -> None:
     net = Network()
     optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, overlap=True)
     optimizer.setup(net)
@@ -621,8 +614,7 @@ def test_gradients_under_way_cannot_be_written_to() -> None:
 
 
 @pytest.mark.mpi(2)
-def test_gradients_kept_by_the_user_stay_as_they_are() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_gradients_kept_by_the_user_stay_as_they_are(comm: CommunicatorBase) -> None:
     net = Network()
     optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, overlap=True)
     optimizer.setup(net)
@@ -635,9 +627,7 @@ def test_gradients_kept_by_the_user_stay_as_they_are() -> None:
 
 
 @pytest.mark.mpi(3)
-def test_resumed_training_is_the_same(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_resumed_training_is_the_same(comm: CommunicatorBase, shared_tmp_path: Path) -> None:
     def create() -> MultiNodeOptimizer:
         net = Network()
         net.lazy(np.zeros((1, 2), np.float32))
@@ -657,15 +647,12 @@ def test_resumed_training_is_the_same(shared_tmp_path: Path) -> None:
     for step in range(4, 8):
         for optimizer in (whole, resumed):
             by_update(optimizer.target, optimizer, comm.rank, step)
-    for one, other in zip(resumed.target.params(), whole.target.params(), strict=True):
-        np.testing.assert_array_equal(one.array, other.array)
+    assert_close(resumed.target, whole.target, rtol=0)
 
 
 @pytest.mark.mpi(1, 2)
 @pytest.mark.parametrize("kind", ["standard", "parallel"])
-def test_in_a_trainer(kind: str, tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_in_a_trainer(comm: CommunicatorBase, kind: str, tmp_path: Path) -> None:
     class TwoModels(chainer.training.StandardUpdater):
         """An updater that adds up two replicas' gradients, as Chainer's ParallelUpdater does."""
 
@@ -692,13 +679,11 @@ def test_in_a_trainer(kind: str, tmp_path: Path) -> None:
         chainer.training.Trainer(updater, (6, "iteration"), out=str(tmp_path)).run()
         return net
 
-    for one, other in zip(run(True).params(), run(False).params(), strict=True):
-        np.testing.assert_array_equal(one.array, other.array)
+    assert_close(run(True), run(False), rtol=0)
 
 
 @pytest.mark.mpi(1, 2)
-def test_debug_mode_finds_gradients_that_are_not_finite() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_debug_mode_finds_gradients_that_are_not_finite(comm: CommunicatorBase) -> None:
     net = Network()
     optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, overlap=True)
     optimizer.setup(net)
@@ -715,8 +700,7 @@ def test_debug_mode_finds_gradients_that_are_not_finite() -> None:
 
 
 @pytest.mark.mpi(1, 2)
-def test_nothing_of_the_graph_or_the_optimizer_is_kept() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_nothing_of_the_graph_or_the_optimizer_is_kept(comm: CommunicatorBase) -> None:
     before = set(threading.enumerate())
     net = Network()
     optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(0.1), comm, overlap=True)
@@ -780,9 +764,8 @@ def test_duplicates_of_the_communicator_are_freed(settings: dict[str, Any]) -> N
 @pytest.mark.parametrize("support", ["serialized", "funneled"])
 @pytest.mark.parametrize("where", ["everywhere", "on one"])
 def test_where_threads_may_not_call_mpi_at_the_same_time(
-    step: Step, support: str, where: str, monkeypatch: pytest.MonkeyPatch
+    comm: CommunicatorBase, step: Step, support: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     here = support if where == "everywhere" or comm.rank == comm.size - 1 else "multiple"
     monkeypatch.setattr(overlapped_exchange, "thread_support", lambda n_hosts: here)
     threads = set(threading.enumerate())
@@ -805,8 +788,7 @@ def test_says_where_a_communicator_cannot_do_it(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.mpi(2)
-def test_ranks_that_give_different_settings() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_ranks_that_give_different_settings(comm: CommunicatorBase) -> None:
     settings: list[list[dict[str, Any]]] = [
         [{"overlap": True}, {"overlap": False}],
         [{"overlap": "auto"}, {"overlap": True}],
@@ -863,8 +845,7 @@ def test_auto_keeps_what_is_faster(slow: str, monkeypatch: pytest.MonkeyPatch) -
     assert exchanges == ["after"] + ["during"] * 3 + ["during", "after"] * 7 + [kept] * 4
     # If threads may not call MPI, there is no extra thread in either case.
     assert kept == "during" or threads.issuperset(threading.enumerate())
-    for one, other in zip(plain.params(), tried.params(), strict=True):
-        np.testing.assert_array_equal(one.array, other.array)
+    assert_close(tried, plain, rtol=0)
 
 
 @pytest.mark.mpi(2)
@@ -881,13 +862,10 @@ def test_auto_where_ranks_fail_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
                 with pytest.raises(ZeroDivisionError):
                     optimizer.backward(square(net.c(_Failing().apply((h,))[0])))
             by_update(net, optimizer, comm.rank, step)
-    for one, other in zip(*(net.params() for net in nets), strict=True):
-        np.testing.assert_array_equal(one.array, other.array)
+    assert_close(*nets, rtol=0)
 
 
-def test_what_the_knob_takes() -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_what_the_knob_takes(comm: CommunicatorBase) -> None:
     def create(**settings: Any) -> MultiNodeOptimizer:
         return chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, **settings)
 
@@ -916,5 +894,4 @@ def test_copies_train_on_their_own() -> None:
     for step in range(3, 6):
         for optimizer in (one, other):
             by_update(optimizer.target, optimizer, comm.rank, step)
-    for mine, theirs in zip(one.target.params(), other.target.params(), strict=True):
-        np.testing.assert_array_equal(mine.array, theirs.array)
+    assert_close(one.target, other.target, rtol=0)

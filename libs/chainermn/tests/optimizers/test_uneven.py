@@ -7,7 +7,6 @@ from typing import Any
 
 import chainer
 import chainer.functions as F
-import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizers
@@ -18,26 +17,25 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.compression import TopK
 from chainermn.extensions import multi_node_snapshot
 from chainermn.optimizers import LocalSGD
+from libs.chainermn.tests.optimizers.small_job import BATCH, Network, assert_close, assert_replicas
 
-BATCH, EPOCHS = 2, 3
+EPOCHS = 3
 
 #: The number of examples per rank, by number of ranks.
 COUNTS = {1: [6], 2: [10, 4], 3: [3, 11, 6]}
 
 
-class Network(chainer.Chain):
+class Noting(Network):
+    """A model that notes what it is trained with."""
+
     def __init__(self) -> None:
         super().__init__()
-        np.random.seed(0)
-        with self.init_scope(), chainer.using_config("dtype", np.float64):
-            self.a = L.Linear(3, 5)
-            self.b = L.Linear(5, 2)
         self.seen: list[float] = []
 
     def forward(self, x: Any, t: Any) -> Any:
         if chainer.config.train:
             self.seen += x[:, 0].tolist()
-        return F.mean_squared_error(self.b(F.tanh(self.a(x))), t)
+        return super().forward(x, t)
 
 
 def examples(rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -48,7 +46,7 @@ def examples(rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 def trainer_of(comm: CommunicatorBase, out: Path, epochs: int = EPOCHS, **settings: Any) -> Any:
     optimizer = chainermn.create_multi_node_optimizer(
         optimizers.MomentumSGD(0.1), comm, **settings
-    ).setup(Network())
+    ).setup(Noting())
     data = chainer.datasets.TupleDataset(*examples(comm.rank, comm.size))
     # Chainer's iterator fills the last batch of an epoch with examples of the next one.
     iterator = WithoutRest(data, BATCH, shuffle=False)
@@ -67,7 +65,7 @@ class WithoutRest(chainer.iterators.SerialIterator):
     next = __next__
 
 
-def simulate(size: int, first: bool = True) -> chainer.Link:
+def simulate(size: int) -> chainer.Link:
     """Train in one process, stepping on the mean of the ranks that have a batch."""
     model = Network()
     optimizer = optimizers.MomentumSGD(0.1).setup(model)
@@ -94,9 +92,8 @@ def simulate(size: int, first: bool = True) -> chainer.Link:
     "settings", [{}, {"overlap": True}, {"scale": 8.0}, {"scale": 8.0, "overlap": True}], ids=str
 )
 def test_the_mean_is_over_the_ranks_that_have_a_batch(
-    settings: dict[str, Any], shared_tmp_path: Path
+    comm: CommunicatorBase, settings: dict[str, Any], shared_tmp_path: Path
 ) -> None:
-    comm = chainermn.create_communicator("naive")
     settings = dict(settings)
     scale = settings.pop("scale", None)
     trainer = trainer_of(comm, shared_tmp_path, uneven=True, **settings)
@@ -112,10 +109,8 @@ def test_the_mean_is_over_the_ranks_that_have_a_batch(
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
     trainer.extend(multi_node_snapshot(comm, extensions.snapshot(), []))
     trainer.run()
-    for name, parameter in simulate(comm.size).namedparams():
-        actual = dict(optimizer.target.namedparams())[name].array
-        np.testing.assert_allclose(actual, parameter.array, rtol=1e-9, err_msg=name)
-        assert len(set(comm.allgather_obj(actual.tobytes()))) == 1
+    assert_close(optimizer.target, simulate(comm.size))
+    assert_replicas(comm, optimizer.target)
     per_epoch = max(-(-count // BATCH) for count in COUNTS[comm.size])
     assert evaluated == [per_epoch * (epoch + 1) - 1 for epoch in range(EPOCHS)]
     own = examples(comm.rank, comm.size)[0][:, 0]
@@ -123,9 +118,7 @@ def test_the_mean_is_over_the_ranks_that_have_a_batch(
 
 
 @pytest.mark.mpi(2)
-def test_resumes(shared_tmp_path: Path) -> None:
-    comm = chainermn.create_communicator("naive")
-
+def test_resumes(comm: CommunicatorBase, shared_tmp_path: Path) -> None:
     def run(epochs: int, out: Path) -> Any:
         trainer = trainer_of(comm, out, epochs, uneven=True)
         # Each rank has its own examples, so each has a snapshot.
@@ -138,8 +131,7 @@ def test_resumes(shared_tmp_path: Path) -> None:
     unbroken = run(4, shared_tmp_path / "unbroken")
     run(2, shared_tmp_path)
     resumed = run(4, shared_tmp_path)
-    for one, other in zip(unbroken.params(), resumed.params(), strict=True):
-        np.testing.assert_array_equal(one.array, other.array)
+    assert_close(resumed, unbroken, rtol=0)
 
 
 @pytest.mark.mpi(2)
@@ -161,8 +153,7 @@ def test_a_parameter_that_one_rank_alone_uses_and_loss_scaling(overlap: bool) ->
 
 
 @pytest.mark.mpi(2)
-def test_a_parameter_that_has_two_names() -> None:
-    comm = chainermn.create_communicator("naive")
+def test_a_parameter_that_has_two_names(comm: CommunicatorBase) -> None:
     model = chainer.ChainList(chainer.Link(), chainer.Link())
     with model[0].init_scope():
         model[0].w = chainer.Parameter(np.zeros(3))
@@ -190,8 +181,7 @@ def test_a_parameter_that_has_two_names() -> None:
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_what_does_not_go_together(settings: dict[str, Any]) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_what_does_not_go_together(comm: CommunicatorBase, settings: dict[str, Any]) -> None:
     (name,) = settings
     problem = rf"uneven=True lets ranks .* without a gradient: leave out {name}(=False)?$"
     with pytest.raises(ValueError, match=problem):
