@@ -455,6 +455,12 @@ def two_hosts(job: Sequence[dict[str, Any]] = (), **there: Any) -> Setup:
     return setup
 
 
+def failing(setup: Setup, probe: str, failure: str) -> Setup:
+    """Let a probe over the hosts fail."""
+    setup.outcomes[probe, "hosts"] = Outcome(failure=failure)
+    return setup
+
+
 def rank_on(host: str, **environment: str) -> dict[str, Any]:
     return {"host": host, "environment": {**os.environ, **environment}}
 
@@ -487,31 +493,6 @@ def no_python_there(bench: Bench) -> Setup:
     return Setup(hosts=[("elsewhere", 1)])
 
 
-@wrong("same software", "Python: a: 3.12.1; b: 3.11.2", "install the same environment")
-def another_python(bench: Bench) -> Setup:
-    return two_hosts(software={**SOFTWARE, "Python": "3.11.2"})
-
-
-@wrong("same software", "numpy: a: 2.4.6; b: 2.3.0", "install the same environment")
-def another_numpy(bench: Bench) -> Setup:
-    return two_hosts(software={**SOFTWARE, "numpy": "2.3.0"})
-
-
-@wrong("same software", "chainer: a: 7.8.1; b: none", "install the same environment")
-def package_is_missing(bench: Bench) -> Setup:
-    return two_hosts(software={n: SOFTWARE[n] for n in SOFTWARE if n != "chainer"})
-
-
-@wrong("same software", "cupy-cuda13x: a: none; b: 14.0", "install the same environment")
-def package_is_there_only(bench: Bench) -> Setup:
-    return two_hosts(software={**SOFTWARE, "cupy-cuda13x": "14.0"})
-
-
-@wrong("same software", "mpiexec: a: 5.0.2; b: none", "install the same environment")
-def mpiexec_is_missing(bench: Bench) -> Setup:
-    return two_hosts(software={**SOFTWARE, "mpiexec": "none"})
-
-
 @wrong("a job over the hosts", "a and b call themselves a", "hostnamectl set-hostname")
 def same_name(bench: Bench) -> Setup:
     return two_hosts(host="a")
@@ -524,23 +505,17 @@ def one_host_of_two_names(bench: Bench) -> Setup:
 
 @wrong("a job over the hosts", "no answer within", "use --network to tell Open MPI which")
 def job_over_hosts_hangs(bench: Bench) -> Setup:
-    setup = two_hosts()
-    setup.outcomes["ranks", "hosts"] = Outcome(failure="no answer within 60 s")
-    return setup
+    return failing(two_hosts(), "ranks", "no answer within 60 s")
 
 
 @wrong("a job over the hosts", "b: unable to get host", "names and addresses of all hosts")
 def names_are_not_known_there(bench: Bench) -> Setup:
-    setup = two_hosts()
-    setup.outcomes["ranks", "hosts"] = Outcome(failure="b: unable to get host address for a")
-    return setup
+    return failing(two_hosts(), "ranks", "b: unable to get host address for a")
 
 
 @wrong("a job over the hosts", "b: unable to change wdir to /x", "every host has at the same path")
 def folder_is_not_there(bench: Bench) -> Setup:
-    setup = two_hosts()
-    setup.outcomes["ranks", "hosts"] = Outcome(failure="b: unable to change wdir to /x")
-    return setup
+    return failing(two_hosts(), "ranks", "b: unable to change wdir to /x")
 
 
 @wrong(
@@ -595,9 +570,7 @@ def slow_in_all(bench: Bench) -> Setup:
 
 @wrong("slow hosts", "no answer within", "firewall")
 def link_hangs(bench: Bench) -> Setup:
-    setup = three_hosts()
-    setup.outcomes["speeds", "hosts"] = Outcome(failure="no answer within 60 s")
-    return setup
+    return failing(three_hosts(), "speeds", "no answer within 60 s")
 
 
 @wrong("all-reduce over the hosts", "hierarchical: ValueError: no", "that is exact (naive)")
@@ -610,16 +583,13 @@ def wrong_over_the_hosts(bench: Bench) -> Setup:
 
 @wrong("network", "no answer within", "firewall")
 def link_is_down(bench: Bench) -> Setup:
-    setup = two_hosts()
-    setup.outcomes["exchange", "hosts"] = Outcome(failure="no answer within 60 s")
-    return setup
+    return failing(two_hosts(), "exchange", "no answer within 60 s")
 
 
 @wrong("gradients of the model", "no answer within", "firewall")
 def link_is_down_later(bench: Bench) -> Setup:
-    setup = two_hosts()
+    setup = failing(two_hosts(), "settings", "no answer within 60 s")
     setup.parameters = 1e6
-    setup.outcomes["settings", "hosts"] = Outcome(failure="no answer within 60 s")
     return setup
 
 
@@ -634,6 +604,23 @@ def test_what_is_wrong_is_found(
     assert finding.status is Status.BAD, finding
     assert found in finding.found
     assert remedy in f"{finding.remedy}: {finding.command}"
+
+
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [
+        ({"Python": "3.11.2"}, "Python: a: 3.12.1; b: 3.11.2"),
+        ({"numpy": "2.3.0"}, "numpy: a: 2.4.6; b: 2.3.0"),
+        ({"chainer": None}, "chainer: a: 7.8.1; b: none"),
+        ({"cupy-cuda13x": "14.0"}, "cupy-cuda13x: a: none; b: 14.0"),
+        ({"mpiexec": "none"}, "mpiexec: a: 5.0.2; b: none"),
+    ],
+)
+def test_software_that_differs(there: dict[str, Any], found: str) -> None:
+    software = {name: it for name, it in {**SOFTWARE, **there}.items() if it is not None}
+    finding = BY_NAME["same software"].examine(two_hosts(software=software))
+    assert (finding.status, finding.found) == (Status.BAD, found)
+    assert "install the same environment" in finding.remedy
 
 
 def test_every_check_has_a_case() -> None:
