@@ -9,6 +9,7 @@ import pytest
 
 from chainermn import progress
 from chainermn.progress import Progress
+from libs.chainermn.tests.extensions.reports import terminals
 
 
 @pytest.mark.parametrize("watched", [True, False])
@@ -58,12 +59,7 @@ print("watched:", is_watched(), file=sys.stderr)
 """
 
 
-def test_nothing_but_errors_is_seen_after_silence(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parent / "extensions/reports")
-    import terminals
-
+def test_nothing_but_errors_is_seen_after_silence(tmp_path: Path) -> None:
     terminal = terminals.Terminal(70, 10)
     assert terminal.run([sys.executable, "-c", SILENCED], tmp_path) == 0
     assert terminal.lines() == ["watched: True 70 10", "watched: False"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,17 @@ import pytest
 import chainermn
 from chainermn.extensions import create_multi_node_checkpointer
 from chainermn.testing.mpiexec import Job, run_job
+from libs.chainermn.tests.extensions import training
+from libs.chainermn.tests.extensions.training import counter
 
 HERE = Path(__file__).parent
-
-
-def counter(value: float = 0) -> chainer.Link:
-    link = chainer.Link()
-    with link.init_scope():
-        link.x = chainer.Parameter(np.full(3, value))
-    return link
 
 
 def files(path: Path) -> list[str]:
     return sorted(file.name for file in path.iterdir())
 
 
-@contextlib.contextmanager
+@contextmanager
 def in_turn(comm: Any) -> Iterator[None]:
     """Make all ranks wait for each other before and after the block."""
     comm.allgather_obj(None)
@@ -158,10 +153,8 @@ def test_spoiled_file_is_skipped_on_all_ranks(spoil: Any, shared_tmp_path: Path)
         if comm.rank == victim:
             spoil(shared_tmp_path / f"x.{victim}.3")
     resumed = counter()
-    expected: Any = contextlib.nullcontext()
-    if comm.rank == victim:
-        expected = pytest.warns(UserWarning, match=rf"skipping checkpoint .*x\.{victim}\.3")
-    with expected:
+    message = rf"skipping checkpoint .*x\.{victim}\.3"
+    with pytest.warns(UserWarning, match=message) if comm.rank == victim else nullcontext():
         checkpointer.maybe_load(resumed)
     assert (resumed.x.array == 2).all()
 
@@ -196,7 +189,7 @@ def test_checkpoint_of_another_model(comm: Any, shared_tmp_path: Path) -> None:
     checkpointer.save(counter(1), 1)
     checkpointer.save(counter(2) if comm.rank else chainer.Link(), 2)
     resumed = counter()
-    with pytest.warns(UserWarning, match="KeyError") if comm.rank == 0 else nothing():
+    with pytest.warns(UserWarning, match="KeyError") if comm.rank == 0 else nullcontext():
         checkpointer.maybe_load(resumed)
     assert (resumed.x.array == 1).all()
     stranger = chainer.Chain(child=counter())
@@ -205,10 +198,6 @@ def test_checkpoint_of_another_model(comm: Any, shared_tmp_path: Path) -> None:
         pytest.raises(RuntimeError, match="iteration 1 did not fit, nor did any older one"),
     ):
         checkpointer.maybe_load(stranger)
-
-
-def nothing() -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
 
 
 @pytest.mark.mpi(1, 3)
@@ -255,7 +244,7 @@ def test_names_that_differ(comm: Any) -> None:
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("with_optimizer", [True, False])
 def test_resumed_training_equals_an_unbroken_one(
-    comm: Any, with_optimizer: bool, shared_tmp_path: Path, training: Any
+    comm: Any, with_optimizer: bool, shared_tmp_path: Path
 ) -> None:
     unbroken = training.make_trainer(comm, shared_tmp_path / "a", 9)
     unbroken.run()
@@ -294,7 +283,7 @@ def test_job_killed_while_it_writes(tmp_path: Path) -> None:
             assert job.process.poll() is None, job.output()
             time.sleep(0.02)
         for rank in [p for p in job.processes() if str(tmp_path) in p.cmdline()[2:3]]:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ended along with the other
+            with suppress(psutil.NoSuchProcess):  # it ended along with the other
                 rank.kill()
     finally:
         job.kill()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ from chainer.training import extensions
 
 import chainermn
 from chainermn.extensions import create_multi_node_checkpointer
+from libs.chainermn.tests.extensions import training
+from libs.chainermn.tests.extensions.training import counter
 
 WRITERS = 3
 #: How many ranks resume, in a world of four.
 READERS = pytest.mark.parametrize("readers", [2, 4, 1])
 
 
-@contextlib.contextmanager
+@contextmanager
 def first_ranks(world: Any, number: int) -> Iterator[Any]:
     """Give the first ranks a communicator and the others None; wait for all at the end."""
     part = world.split(0 if world.rank < number else 1, world.rank)
@@ -31,7 +33,7 @@ def first_ranks(world: Any, number: int) -> Iterator[Any]:
     world.allgather_obj(None)
 
 
-def make_trainer(training: Any, comm: Any, out: Path, iterations: int, order: str) -> Any:
+def make_trainer(comm: Any, out: Path, iterations: int, order: str) -> Any:
     """Return a trainer over 12 examples and its checkpointer, which saves in each iteration."""
     trainer = training.make_trainer(comm, out, iterations, seed=iterations, order=order)
     checkpointer = create_multi_node_checkpointer("job", comm)
@@ -39,9 +41,9 @@ def make_trainer(training: Any, comm: Any, out: Path, iterations: int, order: st
     return trainer, checkpointer
 
 
-def interrupted(training: Any, comm: Any, out: Path, iterations: int, order: str) -> Any:
+def interrupted(comm: Any, out: Path, iterations: int, order: str) -> Any:
     """Train, keep the checkpoints and return the state."""
-    trainer, checkpointer = make_trainer(training, comm, out, iterations, order)
+    trainer, checkpointer = make_trainer(comm, out, iterations, order)
     checkpointer.finalize = lambda: None
     trainer.run()
     return training.state_of(trainer)
@@ -54,20 +56,18 @@ def written(out: Path, iteration: int) -> list[int]:
 @pytest.mark.mpi(4)
 @READERS
 @pytest.mark.parametrize("order", ["fixed", "shuffled", "sampled"])
-def test_another_number_of_ranks_goes_on(
-    readers: int, order: str, shared_tmp_path: Path, training: Any
-) -> None:
+def test_another_number_of_ranks_goes_on(readers: int, order: str, shared_tmp_path: Path) -> None:
     world = chainermn.create_communicator("naive")
     state: Any = None
     with first_ranks(world, WRITERS) as comm:
         if comm:
-            state = interrupted(training, comm, shared_tmp_path, 3, order)
+            state = interrupted(comm, shared_tmp_path, 3, order)
     # Rank 0's state, with its batch statistics. The number of ranks is saved but not loaded.
     state = {**world.bcast_obj(state), "chainermn_ranks": readers}
     with first_ranks(world, readers) as comm:
         if comm is None:
             return
-        trainer, checkpointer = make_trainer(training, comm, shared_tmp_path, 4, order)
+        trainer, checkpointer = make_trainer(comm, shared_tmp_path, 4, order)
         checkpointer.maybe_load(trainer)
         training.assert_same_state(training.state_of(trainer), state)
         updater = trainer.updater
@@ -84,13 +84,6 @@ def test_another_number_of_ranks_goes_on(
         assert training.optimizer_of(trainer).t == state["t"] + 1
         comm.allgather_obj(None)
         assert not list(shared_tmp_path.glob("job.*"))  # not even those of ranks that are gone
-
-
-def counter(value: float) -> chainer.Link:
-    link = chainer.Link()
-    with link.init_scope():
-        link.x = chainer.Parameter(np.full(3, value))
-    return link
 
 
 def save(comm: Any, path: Path, iterations: list[int], differing: bool = False) -> None:
@@ -122,12 +115,8 @@ def test_newest_of_which_all_files_are_there(
         if comm:
             has_own = comm.rank < WRITERS and comm.rank != victim
             message = rf"skipping checkpoint .*x\.{comm.rank}\.10: the other files of 3 ranks"
-            with pytest.warns(UserWarning, match=message) if has_own else nothing():
+            with pytest.warns(UserWarning, match=message) if has_own else nullcontext():
                 assert load(comm, shared_tmp_path) == 2
-
-
-def nothing() -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
 
 
 def damage(file: Path) -> None:
@@ -149,7 +138,7 @@ def test_damaged_file_of_any_rank(victim: int, shared_tmp_path: Path) -> None:
     with first_ranks(world, 2) as comm:
         if comm:
             reads = comm.rank == victim % 2
-            with pytest.warns(UserWarning, match="Bad CRC-32") if reads else nothing():
+            with pytest.warns(UserWarning, match="Bad CRC-32") if reads else nullcontext():
                 assert load(comm, shared_tmp_path) == 1
 
 
@@ -167,7 +156,7 @@ def test_damaged_file_that_a_larger_job_has_left(is_empty: bool, shared_tmp_path
         file.write_bytes(b"") if is_empty else damage(file)
     world.allgather_obj(None)
     message = r"skipping checkpoint .*x\.3\.2: "
-    with pytest.warns(UserWarning, match=message) if world.rank == 3 else nothing():
+    with pytest.warns(UserWarning, match=message) if world.rank == 3 else nullcontext():
         assert load(world, shared_tmp_path) == 20
 
 
@@ -289,8 +278,8 @@ def test_files_of_two_runs_make_no_checkpoint(shared_tmp_path: Path) -> None:
                     assert load(comm, shared_tmp_path / "first") == 1
 
 
-def warned(is_told: bool) -> contextlib.AbstractContextManager[Any]:
-    return pytest.warns(UserWarning, match="are missing") if is_told else nothing()
+def warned(is_told: bool) -> AbstractContextManager[Any]:
+    return pytest.warns(UserWarning, match="are missing") if is_told else nullcontext()
 
 
 @pytest.mark.mpi(3)
@@ -313,11 +302,11 @@ def test_old_files_are_removed_with_those_of_ranks_that_are_no_more(
 
 
 @pytest.mark.mpi(3)
-def test_learning_rate_is_the_scripts(shared_tmp_path: Path, training: Any) -> None:
+def test_learning_rate_is_the_scripts(shared_tmp_path: Path) -> None:
     world = chainermn.create_communicator("naive")
 
     def train(comm: Any, iterations: int) -> list[float]:
-        trainer, checkpointer = make_trainer(training, comm, shared_tmp_path, iterations, "fixed")
+        trainer, checkpointer = make_trainer(comm, shared_tmp_path, iterations, "fixed")
         optimizer = training.optimizer_of(trainer)
         optimizer.alpha = 0.5 * comm.size
         optimizer.eps = 0.25 * comm.size

@@ -13,6 +13,7 @@ from chainer.training import extensions
 
 import chainermn
 from chainermn.extensions import multi_node_snapshot
+from libs.chainermn.tests.extensions import training
 
 
 @pytest.mark.mpi(4)
@@ -48,7 +49,7 @@ def test_sets_that_differ(comm: Any) -> None:
         multi_node_snapshot(comm, extensions.snapshot(), None)  # type: ignore[arg-type]
 
 
-def run(training: Any, comm: Any, out: Path, iterations: int, sets: Any, **snapshot: Any) -> Any:
+def run(comm: Any, out: Path, iterations: int, sets: Any, **snapshot: Any) -> Any:
     trainer = training.make_trainer(comm, out, iterations, seed=iterations)
     if comm.rank == 0 and sets:
         trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
@@ -66,11 +67,11 @@ def snapshots(out: Path) -> list[str]:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("sets", [[], [0], [[0, 1]]])
-def test_write_and_resume(comm: Any, sets: Any, shared_tmp_path: Path, training: Any) -> None:
+def test_write_and_resume(comm: Any, sets: Any, shared_tmp_path: Path) -> None:
     if comm.size == 1:
         sets = []
     masters = {0, *(m for m in [1 if sets == [0] else 2] if sets and m < comm.size)}
-    first = run(training, comm, shared_tmp_path, 3, sets, autoload=True)
+    first = run(comm, shared_tmp_path, 3, sets, autoload=True)
     expected = [f"snapshot_iter_{i}.{rank}" for i in (1, 2, 3) for rank in sorted(masters)]
     assert snapshots(shared_tmp_path) == expected
     resumed = training.make_trainer(comm, shared_tmp_path, 3, seed=9)
@@ -92,23 +93,19 @@ def test_write_and_resume(comm: Any, sets: Any, shared_tmp_path: Path, training:
 
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("sets", [[], [0]])
-def test_resume_with_another_number_of_ranks(
-    sets: Any, shared_tmp_path: Path, training: Any
-) -> None:
+def test_resume_with_another_number_of_ranks(sets: Any, shared_tmp_path: Path) -> None:
     world = chainermn.create_communicator("naive")
-    run(training, world, shared_tmp_path, 2, sets)
+    run(world, shared_tmp_path, 2, sets)
     part = world.split(0 if world.rank < 2 else 1, world.rank)
     if world.rank < 2:
-        resumed = run(training, part, shared_tmp_path, 4, sets, autoload=True)
+        resumed = run(part, shared_tmp_path, 4, sets, autoload=True)
         assert resumed.updater.iteration == 4
         assert training.optimizer_of(resumed).t == 3  # the very first update only synchronized
     world.allgather_obj(None)
 
 
 @pytest.mark.mpi(3)
-def test_shuffled_iterator_goes_on_with_another_number_of_ranks(
-    shared_tmp_path: Path, training: Any
-) -> None:
+def test_shuffled_iterator_goes_on_with_another_number_of_ranks(shared_tmp_path: Path) -> None:
     world = chainermn.create_communicator("naive")
 
     def positions(comm: Any, iterations: int) -> list[tuple[int, int]]:
@@ -132,7 +129,7 @@ def test_shuffled_iterator_goes_on_with_another_number_of_ranks(
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize(("ranks", "epochs"), [(2, [0, 1, 1, 1, 2]), (3, [1, 1, 2, 2, 3])])
 def test_every_rank_goes_on_with_its_own_part_of_a_sampler(
-    ranks: int, epochs: list[int], shared_tmp_path: Path, training: Any
+    ranks: int, epochs: list[int], shared_tmp_path: Path
 ) -> None:
     world = chainermn.create_communicator("naive")
 
@@ -160,9 +157,8 @@ def test_every_rank_goes_on_with_its_own_part_of_a_sampler(
 
 
 @pytest.mark.mpi(3)
-def test_newest_snapshot_that_all_sets_can_read(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
-    run(training, comm, shared_tmp_path, 4, [0])
+def test_newest_snapshot_that_all_sets_can_read(comm: Any, shared_tmp_path: Path) -> None:
+    run(comm, shared_tmp_path, 4, [0])
     if comm.rank == 0:
         os.remove(shared_tmp_path / "snapshot_iter_4.1")
         damaged = shared_tmp_path / "snapshot_iter_3.1"
@@ -182,8 +178,8 @@ def test_newest_snapshot_that_all_sets_can_read(shared_tmp_path: Path, training:
 
 
 @pytest.mark.mpi(1, 2)
-def test_snapshot_of_another_model(comm: Any, shared_tmp_path: Path, training: Any) -> None:
-    run(training, comm, shared_tmp_path, 2, [])
+def test_snapshot_of_another_model(comm: Any, shared_tmp_path: Path) -> None:
+    run(comm, shared_tmp_path, 2, [])
     other = training.make_trainer(comm, shared_tmp_path, 2, width=5)
     shared = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [])
     other.extend(shared, trigger=(1, "iteration"))
@@ -192,24 +188,24 @@ def test_snapshot_of_another_model(comm: Any, shared_tmp_path: Path, training: A
 
 
 @pytest.mark.mpi(1, 2)
-def test_resume_before_the_first_step(comm: Any, shared_tmp_path: Path, training: Any) -> None:
-    first = run(training, comm, shared_tmp_path, 1, [])
+def test_resume_before_the_first_step(comm: Any, shared_tmp_path: Path) -> None:
+    first = run(comm, shared_tmp_path, 1, [])
     assert training.optimizer_of(first).t == 0
-    resumed = run(training, comm, shared_tmp_path, 3, [], autoload=True)
+    resumed = run(comm, shared_tmp_path, 3, [], autoload=True)
     assert training.optimizer_of(resumed).t == 2
 
 
 @pytest.mark.mpi(1, 2)
-def test_nothing_to_load(comm: Any, shared_tmp_path: Path, training: Any) -> None:
+def test_nothing_to_load(comm: Any, shared_tmp_path: Path) -> None:
     out = shared_tmp_path / "new"
-    trainer = run(training, comm, out, 2, [], autoload=True, n_retains=1)
+    trainer = run(comm, out, 2, [], autoload=True, n_retains=1)
     assert trainer.updater.iteration == 2
     assert snapshots(out) == ["snapshot_iter_2.0"]
 
 
 @pytest.mark.mpi(1, 2)
-def test_filename_that_is_a_function(comm: Any, shared_tmp_path: Path, training: Any) -> None:
-    run(training, comm, shared_tmp_path, 1, [], filename=lambda trainer: "snap")
+def test_filename_that_is_a_function(comm: Any, shared_tmp_path: Path) -> None:
+    run(comm, shared_tmp_path, 1, [], filename=lambda trainer: "snap")
     assert snapshots(shared_tmp_path) == ["snap.0"]
     shared = multi_node_snapshot(
         comm, extensions.snapshot(filename=lambda trainer: "snap", autoload=True), []
@@ -219,7 +215,7 @@ def test_filename_that_is_a_function(comm: Any, shared_tmp_path: Path, training:
 
 
 @pytest.mark.mpi(1, 3)
-def test_object_and_fixed_filename(comm: Any, shared_tmp_path: Path, training: Any) -> None:
+def test_object_and_fixed_filename(comm: Any, shared_tmp_path: Path) -> None:
     def snapshot(trainer: Any) -> Any:
         target = training.optimizer_of(trainer).target
         return multi_node_snapshot(
@@ -241,7 +237,7 @@ def test_object_and_fixed_filename(comm: Any, shared_tmp_path: Path, training: A
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("on_error", [True, False])
 def test_snapshot_of_what_was_there_when_an_error_came(
-    comm: Any, on_error: bool, shared_tmp_path: Path, training: Any
+    comm: Any, on_error: bool, shared_tmp_path: Path
 ) -> None:
     trainer = training.make_trainer(comm, shared_tmp_path, 4)
     snapshot = extensions.snapshot(snapshot_on_error=on_error)
@@ -259,7 +255,7 @@ def test_snapshot_of_what_was_there_when_an_error_came(
 
 
 def settled(
-    training: Any, comm: Any, out: Path, iterations: int, settings: Any, sets: Any = ()
+    comm: Any, out: Path, iterations: int, settings: Any, sets: Any = ()
 ) -> tuple[Any, Any]:
     """Return a trainer whose model depends on random numbers, and its snapshot."""
     trainer = training.make_trainer(comm, out, iterations, seed=7)
@@ -279,18 +275,18 @@ def settled(
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("sets", [[], [0]])
 def test_resumed_run_draws_the_numbers_of_one_never_interrupted(
-    comm: Any, sets: Any, shared_tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]
+    comm: Any, sets: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sets = [] if comm.size == 1 else sets
     out = shared_tmp_path
-    whole, _ = settled(training, comm, out / "whole", 6, {"lr": 0.1}, sets)
+    whole, _ = settled(comm, out / "whole", 6, {"lr": 0.1}, sets)
     whole.run()
-    part, snapshot = settled(training, comm, out / "part", 4, {"lr": 0.1}, sets)
+    part, snapshot = settled(comm, out / "part", 4, {"lr": 0.1}, sets)
     assert not snapshot.resume(part)
     part.run()
     comm.allgather_obj(None)
     capsys.readouterr()
-    resumed, snapshot = settled(training, comm, out / "part", 6, {"lr": 0.1}, sets)
+    resumed, snapshot = settled(comm, out / "part", 6, {"lr": 0.1}, sets)
     np.random.seed(99)
     assert snapshot.resume(resumed)
     epoch = 4 * 2 * comm.size // 12
@@ -304,24 +300,23 @@ def test_resumed_run_draws_the_numbers_of_one_never_interrupted(
 
 
 @pytest.mark.mpi(1, 3)
-def test_random_state_is_each_ranks_own(comm: Any, shared_tmp_path: Path, training: Any) -> None:
-    first, _ = settled(training, comm, shared_tmp_path, 2, {})
+def test_random_state_is_each_ranks_own(comm: Any, shared_tmp_path: Path) -> None:
+    first, _ = settled(comm, shared_tmp_path, 2, {})
     first.run()
     following = float(np.random.rand())
     assert len(set(comm.allgather_obj(following))) == comm.size
-    second, snapshot = settled(training, comm, shared_tmp_path, 2, {})
+    second, snapshot = settled(comm, shared_tmp_path, 2, {})
     np.random.seed(99)
     assert snapshot.resume(second)
     assert np.random.rand() == following
 
 
 @pytest.mark.mpi(1, 2)
-def test_run_with_other_settings_is_left_alone(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_run_with_other_settings_is_left_alone(comm: Any, shared_tmp_path: Path) -> None:
     out = shared_tmp_path
-    settled(training, comm, out, 3, {"lr": 0.1, "unit": 3})[0].run()
+    settled(comm, out, 3, {"lr": 0.1, "unit": 3})[0].run()
     comm.allgather_obj(None)
-    trainer, snapshot = settled(training, comm, out, 2, {"lr": 0.2, "unit": 3})
+    trainer, snapshot = settled(comm, out, 2, {"lr": 0.2, "unit": 3})
     expected = (
         rf"{out}/snapshot_iter_3\.0 was written with other settings \(lr: 0\.1, now 0\.2\)\. Use "
         f"the same settings to resume that run, or a folder other than {out} for a new one"
@@ -329,18 +324,17 @@ def test_run_with_other_settings_is_left_alone(shared_tmp_path: Path, training: 
     with pytest.raises(ValueError, match=expected):
         snapshot.resume(trainer)
     assert trainer.updater.iteration == 0
-    trainer, snapshot = settled(training, comm, out, 9, {"unit": 3, "lr": 0.1})
+    trainer, snapshot = settled(comm, out, 9, {"unit": 3, "lr": 0.1})
     assert snapshot.resume(trainer)
-    trainer, snapshot = settled(training, comm, out, 9, None)
+    trainer, snapshot = settled(comm, out, 9, None)
     assert snapshot.resume(trainer)  # without settings, the newest
     assert trainer.updater.iteration == 3
 
 
 @pytest.mark.mpi(1, 2)
-def test_snapshot_without_settings_is_of_another_run(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
-    run(training, comm, shared_tmp_path, 1, [])
-    trainer, snapshot = settled(training, comm, shared_tmp_path, 2, {})
+def test_snapshot_without_settings_is_of_another_run(comm: Any, shared_tmp_path: Path) -> None:
+    run(comm, shared_tmp_path, 1, [])
+    trainer, snapshot = settled(comm, shared_tmp_path, 2, {})
     with pytest.raises(ValueError, match="does not have the settings of its run"):
         snapshot.resume(trainer)
 
@@ -351,13 +345,12 @@ def test_run_that_has_ended_is_not_trained_on(
     iterations: int,
     ended: int,
     shared_tmp_path: Path,
-    training: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     comm = chainermn.create_communicator("naive")
-    settled(training, comm, shared_tmp_path, 4, {})[0].run()
+    settled(comm, shared_tmp_path, 4, {})[0].run()
     comm.allgather_obj(None)
-    trainer, snapshot = settled(training, comm, shared_tmp_path, iterations, {})
+    trainer, snapshot = settled(comm, shared_tmp_path, iterations, {})
     capsys.readouterr()
     assert snapshot.resume(trainer)
     out, err = capsys.readouterr()
@@ -369,29 +362,27 @@ def test_run_that_has_ended_is_not_trained_on(
 
 
 @pytest.mark.mpi(1, 2)
-def test_what_a_killed_job_was_writing_is_removed(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
+def test_what_a_killed_job_was_writing_is_removed(comm: Any, shared_tmp_path: Path) -> None:
     names = ["tmpsnapshot_iter_3.0q7x", "tmpmodel.npz", "snapshot_iter_3"]
     if comm.rank == 0:
         for name in names:
             (shared_tmp_path / name).mkdir()
             (shared_tmp_path / name / "file").touch()
     comm.allgather_obj(None)
-    trainer, snapshot = settled(training, comm, shared_tmp_path, 2, {})
+    trainer, snapshot = settled(comm, shared_tmp_path, 2, {})
     assert not snapshot.resume(trainer)
     assert sorted(path.name for path in shared_tmp_path.iterdir()) == sorted(names[1:])
 
 
 @pytest.mark.mpi(1, 2)
-def test_newest_of_those_written_at_the_same_time(shared_tmp_path: Path, training: Any) -> None:
-    comm = chainermn.create_communicator("naive")
-    settled(training, comm, shared_tmp_path, 11, {})[0].run()
+def test_newest_of_those_written_at_the_same_time(comm: Any, shared_tmp_path: Path) -> None:
+    settled(comm, shared_tmp_path, 11, {})[0].run()
     comm.allgather_obj(None)
     if comm.rank == 0:
         for file in shared_tmp_path.glob("snapshot_*"):
             os.utime(file, (1e9, 1e9))
     comm.allgather_obj(None)
-    trainer, snapshot = settled(training, comm, shared_tmp_path, 12, {})
+    trainer, snapshot = settled(comm, shared_tmp_path, 12, {})
     assert snapshot.resume(trainer)
     assert trainer.updater.iteration == 11
 
@@ -399,12 +390,12 @@ def test_newest_of_those_written_at_the_same_time(shared_tmp_path: Path, trainin
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("sets", [[], [0]])
 def test_resume_from_a_given_file(
-    comm: Any, sets: Any, shared_tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]
+    comm: Any, sets: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sets = [] if comm.size == 1 else sets
-    settled(training, comm, shared_tmp_path / "old", 3, {"lr": 0.1}, sets)[0].run()
+    settled(comm, shared_tmp_path / "old", 3, {"lr": 0.1}, sets)[0].run()
     comm.allgather_obj(None)
-    trainer, snapshot = settled(training, comm, shared_tmp_path / "new", 3, {"lr": 0.2}, sets)
+    trainer, snapshot = settled(comm, shared_tmp_path / "new", 3, {"lr": 0.2}, sets)
     assert snapshot.resume(trainer, shared_tmp_path / "old/snapshot_iter_3.0")
     assert trainer.updater.iteration == 3
     ending = (
@@ -421,8 +412,8 @@ def test_resume_from_a_given_file(
 
 
 @pytest.mark.mpi(1, 2)
-def test_file_that_cannot_be_resumed_from(comm: Any, shared_tmp_path: Path, training: Any) -> None:
-    trainer, snapshot = settled(training, comm, shared_tmp_path, 3, {})
+def test_file_that_cannot_be_resumed_from(comm: Any, shared_tmp_path: Path) -> None:
+    trainer, snapshot = settled(comm, shared_tmp_path, 3, {})
     path = shared_tmp_path / "snapshot_iter_9.0"
     with pytest.raises((FileNotFoundError, RuntimeError), match=r"snapshot_iter_9\.0"):
         snapshot.resume(trainer, path)
@@ -434,7 +425,7 @@ def test_file_that_cannot_be_resumed_from(comm: Any, shared_tmp_path: Path, trai
 
 
 @pytest.mark.mpi(2)
-def test_invalid_settings(comm: Any, training: Any) -> None:
+def test_invalid_settings(comm: Any) -> None:
     with pytest.raises(ValueError, match=r'rank 0: settings=\{"lr": 0\}; rank 1: .*1\}'):
         multi_node_snapshot(comm, extensions.snapshot(), [], settings={"lr": comm.rank})
     with pytest.raises(TypeError, match="not JSON serializable"):

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from chainermn.extensions import StepSeed
+from libs.chainermn.tests.extensions import training
 
 
-def drawn(
-    training: Any, comm: Any, out: Path, iterations: int, seed: int, file: Any = None
-) -> Any:
+def drawn(comm: Any, out: Path, iterations: int, seed: int, file: Any = None) -> Any:
     """Return the number drawn in each step, and the trainer."""
     trainer = training.make_trainer(comm, out, iterations, seed=iterations)
     trainer.extend(StepSeed(seed, comm))
@@ -34,16 +33,16 @@ def drawn(
 
 
 @pytest.mark.mpi(1, 3)
-def test_numbers_of_each_step(comm: Any, shared_tmp_path: Path, training: Any) -> None:
+def test_numbers_of_each_step(comm: Any, shared_tmp_path: Path) -> None:
     out = shared_tmp_path
-    whole, _ = drawn(training, comm, out, 5, seed=1)
-    again, trainer = drawn(training, comm, out, 3, seed=1)
+    whole, _ = drawn(comm, out, 5, seed=1)
+    again, trainer = drawn(comm, out, 3, seed=1)
     assert whole[:3] == again
     file = out / f"snapshot.{comm.rank}.npz"
     chainer.serializers.save_npz(file, trainer)
-    resumed, _ = drawn(training, comm, out, 5, seed=1, file=file)
+    resumed, _ = drawn(comm, out, 5, seed=1, file=file)
     assert resumed == whole[3:]
-    others, _ = drawn(training, comm, out, 5, seed=2)
+    others, _ = drawn(comm, out, 5, seed=2)
     everywhere = [n for numbers in comm.allgather_obj(whole + others) for n in numbers]
     assert len(set(everywhere)) == 10 * comm.size
 

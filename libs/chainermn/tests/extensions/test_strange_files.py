@@ -17,6 +17,7 @@ from chainer.training import extensions
 
 import chainermn
 from chainermn.extensions import create_multi_node_checkpointer, multi_node_snapshot
+from libs.chainermn.tests.extensions import strange_files, training
 
 HERE = Path(__file__).parent
 KEY = "updater/iteration"
@@ -25,14 +26,6 @@ REFUSAL = (
     r"posix\.mkdir\. Loading it could run any program\. If you trust whoever made the file, "
     "CHAINER_COMPAT_TRUST_FILES=1 reads it"
 )
-
-
-@pytest.fixture
-def strange_files(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(HERE)
-    import strange_files
-
-    return strange_files
 
 
 @pytest.mark.parametrize("number", [98, pytest.param(10_000, marks=pytest.mark.nightly)])
@@ -53,7 +46,7 @@ def test_mutants_are_loaded_or_refused_in_little_memory(number: int, tmp_path: P
     assert "damaged: Unable to allocate 256. MiB" in why
 
 
-def write(training: Any, comm: Any, out: Path, settings: Any = None, **snapshot: Any) -> Any:
+def write(comm: Any, out: Path, settings: Any = None, **snapshot: Any) -> Any:
     """Return a trainer for two iterations and the extension that writes its snapshots."""
     trainer = training.make_trainer(comm, out, 2)
     shared = multi_node_snapshot(comm, extensions.snapshot(**snapshot), [], settings=settings)
@@ -69,17 +62,15 @@ def change(comm: Any, path: Path, change: Any) -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("way", ["by its path", "the newest", "by itself"])
-def test_trapped_snapshot(
-    comm: Any, way: str, shared_tmp_path: Path, training: Any, strange_files: Any
-) -> None:
+def test_trapped_snapshot(comm: Any, way: str, shared_tmp_path: Path) -> None:
     settings = None if way == "by itself" else {"lr": 0.1}
-    trainer, _ = write(training, comm, shared_tmp_path, settings)
+    trainer, _ = write(comm, shared_tmp_path, settings)
     trainer.run()
     comm.allgather_obj(None)
     trap = shared_tmp_path / "trapped"
     file = shared_tmp_path / "snapshot_iter_2.0"
     change(comm, file, lambda content: strange_files.with_trap(content, KEY, trap))
-    again, shared = write(training, comm, shared_tmp_path, settings, autoload=way == "by itself")
+    again, shared = write(comm, shared_tmp_path, settings, autoload=way == "by itself")
     # An older one has no trap, and would be loaded if this one were only damaged.
     with pytest.raises((OSError, RuntimeError), match=REFUSAL.format(file=file.name)):
         if way == "by itself":
@@ -92,9 +83,7 @@ def test_trapped_snapshot(
 
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("readers", [3, 2])
-def test_trapped_checkpoint(
-    readers: int, shared_tmp_path: Path, training: Any, strange_files: Any
-) -> None:
+def test_trapped_checkpoint(readers: int, shared_tmp_path: Path) -> None:
     world = chainermn.create_communicator("naive")
     trainer = training.make_trainer(world, shared_tmp_path, 2)
     checkpointer = create_multi_node_checkpointer("job", world)
@@ -115,9 +104,7 @@ def test_trapped_checkpoint(
 
 
 @pytest.mark.mpi(2)
-def test_checkpoint_of_more_ranks_than_there_are_files(
-    comm: Any, shared_tmp_path: Path, strange_files: Any
-) -> None:
+def test_checkpoint_of_more_ranks_than_there_are_files(comm: Any, shared_tmp_path: Path) -> None:
     checkpointer = create_multi_node_checkpointer("x", comm, path=shared_tmp_path)
     checkpointer.save(chainer.links.Bias(0, ()), 1)
     path = shared_tmp_path / "x.1.1"
@@ -139,10 +126,8 @@ def test_checkpoint_of_more_ranks_than_there_are_files(
 
 
 @pytest.mark.mpi(3)
-def test_mutants_are_refused_by_all_ranks_or_by_none(
-    comm: Any, shared_tmp_path: Path, training: Any, strange_files: Any
-) -> None:
-    first, _ = write(training, comm, shared_tmp_path, {"lr": 0.1})
+def test_mutants_are_refused_by_all_ranks_or_by_none(comm: Any, shared_tmp_path: Path) -> None:
+    first, _ = write(comm, shared_tmp_path, {"lr": 0.1})
     first.run()
     comm.allgather_obj(None)
     path, trap = shared_tmp_path / "snapshot_iter_2.0", shared_tmp_path / "trapped"
@@ -153,7 +138,7 @@ def test_mutants_are_refused_by_all_ranks_or_by_none(
         if comm.rank == 0:
             mutant.write_bytes(mutate(random.Random(seed), original, trap))
         comm.allgather_obj(None)
-        trainer, shared = write(training, comm, shared_tmp_path, {"lr": 0.1})
+        trainer, shared = write(comm, shared_tmp_path, {"lr": 0.1})
         try:
             shared.resume(trainer, mutant)
         except (OSError, RuntimeError, ValueError) as error:

@@ -40,6 +40,13 @@ def make_trainer(
     return Trainer(updater, (iterations, "iteration"), out=str(out))
 
 
+def counter(value: float = 0) -> chainer.Link:
+    link = chainer.Link()
+    with link.init_scope():
+        link.x = chainer.Parameter(np.full(3, value))
+    return link
+
+
 def optimizer_of(trainer: Trainer) -> Any:
     return trainer.updater.get_optimizer("main")
 

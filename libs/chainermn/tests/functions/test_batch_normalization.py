@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import chainer
 import chainer.functions as F
 import numpy as np
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions import multi_node_batch_normalization
 from chainermn.functions.batch_normalization import get_communication_backend
+from libs.chainermn.tests.functions.numerical_gradients import numerical_gradients
 
 alike = settings(max_examples=12)
 
@@ -142,9 +141,7 @@ def test_large_means_cost_no_digits(comm: CommunicatorBase) -> None:
 
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("batches", ["equal", "unequal"])
-def test_numerical_gradient(
-    comm: CommunicatorBase, numerical_gradients: Callable, batches: str
-) -> None:
+def test_numerical_gradient(comm: CommunicatorBase, batches: str) -> None:
     sizes = [2] * comm.size if batches == "equal" else unequal(comm.size)
     x = chainer.Variable(normal((sizes[comm.rank], 2), comm.rank))
     gamma, beta = np.array([0.5, 2.0]), np.array([1.0, -1.0])
@@ -159,7 +156,7 @@ def test_numerical_gradient(
 
 
 @pytest.mark.mpi(1, 3)
-def test_second_derivative(comm: CommunicatorBase, numerical_gradients: Callable) -> None:
+def test_second_derivative(comm: CommunicatorBase) -> None:
     sizes = unequal(comm.size)
     x = chainer.Variable(normal((sizes[comm.rank], 2), comm.rank))
     gamma, beta = np.array([0.5, 2.0]), np.array([1.0, -1.0])

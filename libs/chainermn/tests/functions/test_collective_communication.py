@@ -25,6 +25,7 @@ from chainermn.functions import (
     reduce_scatter,
     scatter,
 )
+from libs.chainermn.tests.functions.numerical_gradients import numerical_gradients
 
 DTYPES = ["float16", "float32", "float64"]
 SHAPES = [(), (0,), (3,), (2, 1, 2)]
@@ -168,9 +169,7 @@ def test_any_shape(name: str, shape: tuple[int, ...], dtype: str, seed: int) -> 
 
 @pytest.mark.mpi(1, 3)
 @every_call
-def test_numerical_gradients(
-    comm: CommunicatorBase, name: str, numerical_gradients: Callable
-) -> None:
+def test_numerical_gradients(comm: CommunicatorBase, name: str) -> None:
     call = CALLS[name]
     arrays = call.inputs(comm.size, (2,), "float64")[comm.rank]
 
@@ -189,9 +188,7 @@ def test_numerical_gradients(
 
 @pytest.mark.mpi(1, 3)
 @symmetric
-def test_second_derivative(
-    comm: CommunicatorBase, name: str, numerical_gradients: Callable
-) -> None:
+def test_second_derivative(comm: CommunicatorBase, name: str) -> None:
     call = CALLS[name]
     xs = [chainer.Variable(x) for x in call.inputs(comm.size, (2,), "float64")[comm.rank]]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import chainer
 import chainer.functions as F
 import numpy as np
@@ -15,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions import pseudo_connect, recv, send
 from chainermn.functions.point_to_point_communication import Recv, Send
+from libs.chainermn.tests.functions.numerical_gradients import numerical_gradients
 
 pytestmark = pytest.mark.each_mpi
 
@@ -58,9 +57,7 @@ def test_pipeline(comm: CommunicatorBase, dtype: str, shape: tuple[int, ...]) ->
 
 @pytest.mark.mpi(2, 3, 4)
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_numerical_gradients(
-    comm: CommunicatorBase, numerical_gradients: Callable, shape: tuple[int, ...]
-) -> None:
+def test_numerical_gradients(comm: CommunicatorBase, shape: tuple[int, ...]) -> None:
     arrays = [np.asarray(values(shape, 1) / 16)] if comm.rank == 0 else []
     x = chainer.Variable(arrays[0]) if arrays else None
 

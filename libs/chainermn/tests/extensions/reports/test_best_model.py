@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from chainermn.extensions import BestModel
+from libs.chainermn.tests.extensions.reports import trainers
 
 VALUES = (0.5, math.nan, 0.7, 0.7, 0.6)
 
 
-def train(trainers: Any, out: Path, values: Any, **arguments: Any) -> Any:
+def train(out: Path, values: Any, **arguments: Any) -> Any:
     trainer = trainers.make_trainer(out, len(values), trainers.Observe("score", values))
     trainer.extend(BestModel(model_of(trainer), "score", **arguments))
     return trainer
@@ -28,8 +29,8 @@ def model_of(trainer: Any) -> Any:
 
 
 @pytest.mark.parametrize(("mode", "epoch", "value"), [("max", 3, 0.7), ("min", 1, 0.5)])
-def test_best_of_a_run(trainers: Any, tmp_path: Path, mode: str, epoch: int, value: float) -> None:
-    train(trainers, tmp_path, VALUES, mode=mode).run()
+def test_best_of_a_run(tmp_path: Path, mode: str, epoch: int, value: float) -> None:
+    train(tmp_path, VALUES, mode=mode).run()
     with np.load(tmp_path / "best.npz") as saved:
         assert saved["b"] == 3 * epoch  # the model has counted the iterations
     about = json.loads((tmp_path / "best.json").read_text())
@@ -37,18 +38,18 @@ def test_best_of_a_run(trainers: Any, tmp_path: Path, mode: str, epoch: int, val
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.json", "best.npz", "log"]
 
 
-def test_model_is_not_compressed(trainers: Any, tmp_path: Path) -> None:
-    train(trainers, tmp_path, VALUES[:1]).run()
+def test_model_is_not_compressed(tmp_path: Path) -> None:
+    train(tmp_path, VALUES[:1]).run()
     with zipfile.ZipFile(tmp_path / "best.npz") as archive:
         assert {member.compress_type for member in archive.infolist()} == {zipfile.ZIP_STORED}
 
 
-def test_resumed_run_knows_the_best(trainers: Any, tmp_path: Path) -> None:
-    first = train(trainers, tmp_path, VALUES[:3], filename="top.npz")
+def test_resumed_run_knows_the_best(tmp_path: Path) -> None:
+    first = train(tmp_path, VALUES[:3], filename="top.npz")
     first.run()
     chainer.serializers.save_npz(tmp_path / "snapshot.npz", first)
     (tmp_path / "top.json").unlink()
-    second = train(trainers, tmp_path, VALUES, filename="top.npz")
+    second = train(tmp_path, VALUES, filename="top.npz")
     chainer.serializers.load_npz(tmp_path / "snapshot.npz", second)
     second.run()
     assert second.updater.epoch == 5
@@ -57,13 +58,11 @@ def test_resumed_run_knows_the_best(trainers: Any, tmp_path: Path) -> None:
     assert (best.value, best.epoch, best.iteration) == (0.7, 3, 9)
 
 
-def test_run_that_goes_on_in_another_folder_has_a_best_model_there(
-    trainers: Any, tmp_path: Path
-) -> None:
-    first = train(trainers, tmp_path / "first", VALUES[:3])
+def test_run_that_goes_on_in_another_folder_has_a_best_model_there(tmp_path: Path) -> None:
+    first = train(tmp_path / "first", VALUES[:3])
     first.run()
     chainer.serializers.save_npz(tmp_path / "snapshot.npz", first)
-    second = train(trainers, tmp_path / "second", (*VALUES[:3], 0.2, 0.1))
+    second = train(tmp_path / "second", (*VALUES[:3], 0.2, 0.1))
     chainer.serializers.load_npz(tmp_path / "snapshot.npz", second)
     second.run()
     about = json.loads((tmp_path / "second/best.json").read_text())
@@ -71,7 +70,7 @@ def test_run_that_goes_on_in_another_folder_has_a_best_model_there(
     assert (tmp_path / "second/best.npz").exists()
 
 
-def test_value_that_is_not_observed(trainers: Any, tmp_path: Path) -> None:
+def test_value_that_is_not_observed(tmp_path: Path) -> None:
     trainer = trainers.make_trainer(tmp_path, 1)
     trainer.extend(BestModel(model_of(trainer), "score"))
     with pytest.raises(KeyError, match=r"'score' was not observed in iteration 3, but .*loss"):

@@ -11,6 +11,7 @@ import chainer
 import pytest
 
 from chainermn.extensions import TensorBoardReport
+from libs.chainermn.tests.extensions.reports import trainers
 
 
 def scalars(folder: Path) -> list[tuple[str, int, float]]:
@@ -28,7 +29,7 @@ def scalars(folder: Path) -> list[tuple[str, int, float]]:
     return found
 
 
-def train(trainers: Any, out: Path, epochs: int, resume: Path | None = None) -> Any:
+def train(out: Path, epochs: int, resume: Path | None = None) -> Any:
     trainer = trainers.make_trainer(out, epochs, trainers.Observe("score", (0.5, 0.25, 0.75)))
     trainer.extend(TensorBoardReport())
     if resume is not None:
@@ -37,8 +38,8 @@ def train(trainers: Any, out: Path, epochs: int, resume: Path | None = None) -> 
     return trainer
 
 
-def test_scalars_of_every_row(trainers: Any, tmp_path: Path) -> None:
-    train(trainers, tmp_path, 2)
+def test_scalars_of_every_row(tmp_path: Path) -> None:
+    train(tmp_path, 2)
     found = scalars(tmp_path / "tensorboard")
     assert [(step, value) for name, step, value in found if name == "score"] == [
         (3, 0.5),
@@ -47,10 +48,10 @@ def test_scalars_of_every_row(trainers: Any, tmp_path: Path) -> None:
     assert {name for name, _, _ in found} == {"score", "loss", "examples", "elapsed_time"}
 
 
-def test_resumed_run_goes_on(trainers: Any, tmp_path: Path) -> None:
-    first = train(trainers, tmp_path / "first", 2)
+def test_resumed_run_goes_on(tmp_path: Path) -> None:
+    first = train(tmp_path / "first", 2)
     chainer.serializers.save_npz(tmp_path / "snapshot.npz", first)
-    train(trainers, tmp_path / "second", 3, tmp_path / "snapshot.npz")
+    train(tmp_path / "second", 3, tmp_path / "snapshot.npz")
     found = scalars(tmp_path / "second/tensorboard")
     assert [(step, value) for name, step, value in found if name == "score"] == [(9, 0.75)]
 

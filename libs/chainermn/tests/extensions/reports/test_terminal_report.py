@@ -6,7 +6,6 @@ import io
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import chainer
@@ -19,6 +18,7 @@ from chainermn.extensions.reports import live_view, terminal_report
 from chainermn.extensions.reports.live_view import State
 from chainermn.failures.ending import print_at_once, use_terminal
 from chainermn.testing.mpiexec import mpiexec_command
+from libs.chainermn.tests.extensions.reports import terminals, trainers
 
 HERE = Path(__file__).parent
 ROWS = [["epoch", "loss"], ["1", "1"], ["2", "1"]]  # of two epochs
@@ -44,25 +44,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    monkeypatch.syspath_prepend(HERE)
-    import terminals
-    import trainers
-
-    return SimpleNamespace(terminals=terminals, trainers=trainers)
-
-
-@pytest.fixture
-def make(
-    modules: SimpleNamespace, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., Any]:
+def make(clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Return a function that makes a trainer with three iterations per epoch and a report."""
     monkeypatch.setattr(terminal_report, "terminal_size", lambda: os.terminal_size((80, 24)))
     monkeypatch.setenv("TERM", "xterm")
 
     def make(watched: bool, epochs: int = 2, seconds: float = 1, interval: int = 1) -> Any:
         monkeypatch.setattr(terminal_report, "is_watched", lambda: watched)
-        trainer = modules.trainers.make_trainer(tmp_path, epochs)
+        trainer = trainers.make_trainer(tmp_path, epochs)
         trainer.extend(TerminalReport(["epoch", "loss"], update_interval=interval))
 
         @make_extension(priority=400)
@@ -76,13 +65,13 @@ def make(
 
 
 @pytest.fixture
-def look(modules: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> Callable[[], Any]:
+def look(capsys: pytest.CaptureFixture[str]) -> Callable[[], Any]:
     """Return a function that returns a terminal showing what has been printed.
 
     It notes what it showed after each drawing.
     """
 
-    class Terminal(modules.terminals.Terminal):
+    class Terminal(terminals.Terminal):
         def __init__(self, columns: int, lines: int) -> None:
             super().__init__(columns, lines)
             self.frames: list[str] = []
@@ -270,11 +259,11 @@ def test_row_of_the_last_iteration_is_no_second_one_of_its_epoch() -> None:
 @pytest.mark.parametrize("height", [3, 4, 5, 6, 12, 24, 100])
 @pytest.mark.parametrize("width", [1, 22, 40, 60, 100])
 def test_view_fits_in_any_terminal(
-    width: int, height: int, modules: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+    width: int, height: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     console = Console(force_terminal=True, highlight=False)
     drawing = terminal_report.Drawing(console)
-    terminal = modules.terminals.Terminal(width, height)
+    terminal = terminals.Terminal(width, height)
     for _ in range(3):
         drawing.replace(live_view.view(COLUMNS, STATE, width, height), width, height)
         terminal.feed(capsys.readouterr().out.replace("\n", "\r\n").encode())
@@ -296,7 +285,7 @@ WARNING = ["a rank warns,", "in two lines"]
 
 
 def test_message_and_prompt_after_output_cut_at_any_byte(
-    modules: SimpleNamespace, capfd: pytest.CaptureFixture[str]
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     width, height = 24, 16  # the first drawing just fits, and the second scrolls
 
@@ -304,7 +293,7 @@ def test_message_and_prompt_after_output_cut_at_any_byte(
         return "".join(capfd.readouterr()).replace("\n", "\r\n").encode()
 
     def terminal_with(output: bytes) -> Any:
-        terminal = modules.terminals.Terminal(width, height)
+        terminal = terminals.Terminal(width, height)
         terminal.feed(output)
         return terminal
 
@@ -343,8 +332,8 @@ def test_message_and_prompt_after_output_cut_at_any_byte(
 
 
 @pytest.mark.each_mpi
-def test_on_the_terminal_of_mpiexec(modules: SimpleNamespace, tmp_path: Path) -> None:
-    class Terminal(modules.terminals.Terminal):
+def test_on_the_terminal_of_mpiexec(tmp_path: Path) -> None:
+    class Terminal(terminals.Terminal):
         def feed(self, printed: bytes) -> None:
             super().feed(printed)
             if b"in two lines" in self.printed:

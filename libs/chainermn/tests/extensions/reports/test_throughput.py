@@ -12,6 +12,7 @@ from chainer.training import make_extension
 
 from chainermn.extensions import Throughput
 from chainermn.extensions.reports import throughput
+from libs.chainermn.tests.extensions.reports import trainers
 
 
 class Clock:
@@ -30,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def make_trainer(trainers: Any, clock: Clock, out: Path, epochs: int, reporter: Any) -> Any:
+def make_trainer(clock: Clock, out: Path, epochs: int, reporter: Any) -> Any:
     """Return a trainer that spends 2 seconds per step, and 100 more after each epoch."""
     trainer = trainers.make_trainer(out, epochs)
     core = trainer.updater.update_core
@@ -54,25 +55,23 @@ def make_trainer(trainers: Any, clock: Clock, out: Path, epochs: int, reporter: 
     ("of_a_step", "n_ranks", "expected"), [(8, 1, 4), (8, 3, 12), ("examples", 3, 3)]
 )
 def test_speed(
-    trainers: Any, clock: Clock, tmp_path: Path, of_a_step: Any, n_ranks: int, expected: float
+    clock: Clock, tmp_path: Path, of_a_step: Any, n_ranks: int, expected: float
 ) -> None:
     reporter = Throughput("images", of_a_step, n_ranks)
-    make_trainer(trainers, clock, tmp_path, 2, reporter).run()
+    make_trainer(clock, tmp_path, 2, reporter).run()
     log = json.loads((tmp_path / "log").read_text())
     assert [row["images/s"] for row in log] == [expected] * 2
     assert log[0]["minutes left"] > 0
     assert log[1]["minutes left"] == 0
 
 
-def test_interval_in_the_middle_of_which_a_run_goes_on(
-    trainers: Any, clock: Clock, tmp_path: Path
-) -> None:
-    first = make_trainer(trainers, clock, tmp_path, 1, Throughput("images", 8))
+def test_interval_in_the_middle_of_which_a_run_goes_on(clock: Clock, tmp_path: Path) -> None:
+    first = make_trainer(clock, tmp_path, 1, Throughput("images", 8))
     first.stop_trigger = chainer.training.get_trigger((2, "iteration"))
     first.run()
     chainer.serializers.save_npz(tmp_path / "snapshot.npz", first)
     rest = Throughput("images", 20)
-    second = make_trainer(trainers, clock, tmp_path, 1, rest)
+    second = make_trainer(clock, tmp_path, 1, rest)
     chainer.serializers.load_npz(tmp_path / "snapshot.npz", second, strict=False)
     assert rest.speed() == {"images/s": 16 / 4}
     second.run()
@@ -80,8 +79,8 @@ def test_interval_in_the_middle_of_which_a_run_goes_on(
     assert (row["iteration"], row["images/s"]) == (3, (16 + 20) / (4 + 2))
 
 
-def test_training_of_unknown_length(trainers: Any, clock: Clock, tmp_path: Path) -> None:
-    trainer = make_trainer(trainers, clock, tmp_path, 1, Throughput("images", 8))
+def test_training_of_unknown_length(clock: Clock, tmp_path: Path) -> None:
+    trainer = make_trainer(clock, tmp_path, 1, Throughput("images", 8))
     trainer.stop_trigger = lambda trainer: trainer.updater.iteration == 3
     trainer.run()
     (row,) = json.loads((tmp_path / "log").read_text())

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 Loss = Callable[[], float]
 
 
-def differences(
+def numerical_gradients(
     comm: CommunicatorBase, loss: Loss, arrays: list[np.ndarray], step: float = 1e-5
 ) -> list[np.ndarray]:
     """Differentiate the sum of all ranks' losses with respect to this rank's arrays (float64)."""
@@ -32,8 +31,3 @@ def differences(
                 if comm.rank == owner:
                     gradients[i].reshape(-1)[j] = (losses[0] - losses[1]) / (2 * step)
     return gradients
-
-
-@pytest.fixture
-def numerical_gradients() -> Callable[..., list[np.ndarray]]:
-    return differences
