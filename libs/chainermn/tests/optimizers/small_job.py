@@ -57,6 +57,13 @@ def values(link: chainer.Link) -> dict[str, np.ndarray]:
     return {name: np.array(parameter.array) for name, parameter in parameters}
 
 
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert getattr(value, "dtype", None) == getattr(other[name], "dtype", None), name
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
 def assert_close(one: chainer.Link, other: chainer.Link, rtol: float = 1e-10) -> None:
     actual, expected = values(one), values(other)
     assert actual.keys() == expected.keys()

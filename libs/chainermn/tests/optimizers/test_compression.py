@@ -24,7 +24,7 @@ from chainermn.communicators.naive_communicator import NaiveCommunicator
 from chainermn.compression import Compression, PowerSGD, Quantization, TopK
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.transport.topology import Topology
-from libs.chainermn.tests.optimizers.small_job import assert_replicas, extend, values
+from libs.chainermn.tests.optimizers.small_job import assert_equal, assert_replicas, extend, values
 
 STEPS = 6
 POWER_SGD = PowerSGD(rank=2, min_ratio=1)
@@ -75,12 +75,6 @@ def left_by(optimizer: MultiNodeOptimizer) -> dict[str, np.ndarray]:
         for name, arrays in optimizer.pending().arrays.items()
         for key, array in arrays.items()
     }
-
-
-def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
 # ---- the means ----

@@ -31,7 +31,7 @@ from chainermn.optimizers import overlapping_optimizer
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers.overlapping_optimizer import OverlappingOptimizer
-from libs.chainermn.tests.optimizers.small_job import assert_close
+from libs.chainermn.tests.optimizers.small_job import assert_close, assert_equal
 
 pytestmark = pytest.mark.each_mpi
 
@@ -107,13 +107,6 @@ def train_and_leave(
             result[f"{name} {key}"] = value
     own = {f"{name} {key}": v for name, arrays in unsent.items() for key, v in arrays.items()}
     return result, own
-
-
-def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert getattr(value, "dtype", None) == getattr(other[name], "dtype", None), name
-        np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
 def assert_same_with_overlap(comm: CommunicatorBase, step: Step, **kwds: Any) -> None:
