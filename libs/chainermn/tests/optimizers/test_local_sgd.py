@@ -132,6 +132,17 @@ def test_exchanges_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.mpi(2)
+@pytest.mark.parametrize("period", [1, 2])
+def test_ranks_that_average_different_things(comm: CommunicatorBase, period: int) -> None:
+    """One rank averages gradients, the other parameters; with period 2, the second one pauses."""
+    optimizer = train(comm, "sgd", LocalSGD(period=period, start_iteration=9), 3)
+    optimizer.actual_optimizer.t = 9 * comm.rank
+    with pytest.raises(ValueError, match="some ranks average gradients, and others what local"):
+        optimizer.update(optimizer.target, *batch(comm.rank, 3))
+        optimizer.average()
+
+
+@pytest.mark.mpi(2)
 def test_with_compression(comm: CommunicatorBase) -> None:
     compression = PowerSGD(rank=1, min_ratio=1)
     optimizer = train(comm, "sgd", LocalSGD(period=3), 12, compression=compression)

@@ -76,7 +76,9 @@ def load() -> ctypes.CDLL:
             f"{platform.machine()}"
         )
     if not is_installed():
-        raise ImportError(f"oneDNN is not installed: `pip install {DISTRIBUTION}`")
+        raise ImportError(
+            f"oneDNN is not installed: `pip install {DISTRIBUTION} {openmp.DISTRIBUTION}`"
+        )
     path = _find(DISTRIBUTION, _FILE)
     threads = _find(openmp.DISTRIBUTION, openmp.FILE)
     try:

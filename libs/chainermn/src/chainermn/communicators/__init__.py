@@ -104,8 +104,10 @@ def create_communicator(
         arguments = f"{communicator_name!r}, allreduce_grad_dtype={allreduce_grad_dtype!r}"
         if is_cuda_aware():
             arguments += f", {CUDA_AWARE}=1"
-        variables = sorted(f"{name}={value}" for name, value in os.environ.items() if value)
-        timeline = [each for each in variables if each.startswith("CHAINERMN_TIMELINE")]
+        timeline = []
+        if os.environ.get("CHAINERMN_TIMELINE"):
+            variables = sorted(f"{name}={value}" for name, value in os.environ.items() if value)
+            timeline = [each for each in variables if each.startswith("CHAINERMN_TIMELINE")]
         check_equal(mpi_comm, ", ".join([arguments, *timeline]), "create_communicator")
         topology = Topology.of(mpi_comm)
         if communicator_name is None:

@@ -115,7 +115,7 @@ class Proposal:
             rank raises.
         """
         is_equal, flags = unpack(self.packed)
-        step, own = Step(*flags), self._own
+        step, own = Step.of_all(flags), self._own
         if step.pauses:
             return Agreement(step)
         if not is_equal or isinstance(own, InputError):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Self
 
 
 class Step(NamedTuple):
     """What a rank tells the others before a step; then, what at least one of them has told.
 
-    Ranks agree on it in one small all-reduce, together with the parameters of their models.
+    Ranks agree on it in one small all-reduce, if possible the one that compares their models.
 
     Attributes
     ----------
@@ -17,26 +18,48 @@ class Step(NamedTuple):
     is_restored : bool
         Whether the rank has loaded a snapshot.
     is_incomplete : bool
-        Whether the gradients are of fewer batches than usual, or the changes of fewer local steps.
+        Whether the rank has another number of batches, or of local steps, than a step needs.
     ends_epoch : bool
         Whether an epoch ends, so that the step uses as many batches as there are.
-    joins : bool
-        Whether the rank has finished an epoch, and now joins the steps of the others.
+    has_finished : bool
+        Whether the rank has finished its epoch, and the others do not know yet.
+    averages_gradients, averages_changes : bool
+        Whether the rank averages gradients, or the changes of parameters in local steps.
     has_begun, is_stale, needs_plan : bool
-        Whether an exchange began during backward, whether it is of no use, because gradients have
-        changed since, and whether the order of the buckets should change. These do not pause.
+        Set by `OverlappedExchange`: whether an exchange began during backward, whether it is of
+        no use, because gradients have changed since, and whether to exchange in another order.
     """
 
     has_new_parameters: bool = False
     is_restored: bool = False
     is_incomplete: bool = False
     ends_epoch: bool = False
-    joins: bool = False
+    has_finished: bool = False
+    averages_gradients: bool = True
+    averages_changes: bool = False
     has_begun: bool = False
     is_stale: bool = False
     needs_plan: bool = False
 
+    @classmethod
+    def of_all(cls, flags: Iterable[bool]) -> Self:
+        """Return the record of what any rank tells; raise if ranks average different things."""
+        step = cls(*map(bool, flags))
+        if step.averages_gradients and step.averages_changes:
+            raise ValueError(
+                "some ranks average gradients, and others what local steps have changed, because "
+                "they have taken different numbers of steps (optimizer.t). Load the same snapshot "
+                "on all ranks"
+            )
+        return step
+
     @property
     def pauses(self) -> bool:
         """Whether no gradients are averaged yet, as the ranks have to settle something first."""
-        return any(self[:5])
+        return (
+            self.has_new_parameters
+            or self.is_restored
+            or self.is_incomplete
+            or self.ends_epoch
+            or self.has_finished
+        )

@@ -9,7 +9,7 @@ import chainer
 
 from chainermn import spans
 from chainermn.gradients.background import BackgroundExchange
-from chainermn.optimizers.exchanges import library_exchange
+from chainermn.optimizers.exchanges import exchange_of, library_exchange
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         super()._synchronize()
 
     def _average(self, step: Step) -> Step:
-        step = self._exchange.agree(step)
+        step = exchange_of(self.communicator).agree(step)
         if step.pauses:
             return step
         target = self.actual_optimizer.target

@@ -40,14 +40,10 @@ class UsersExchange:
     def agree(self, step: Step) -> Step:
         """Return what any rank tells about a step. Collective."""
         flags: Any = self._communicator.allreduce(np.array(step, np.uint8), "max")
-        return Step(*map(bool, flags))
+        return Step.of_all(flags)
 
     def mean(
-        self,
-        model: chainer.Link,
-        zero_fill: bool,
-        step: Step = Step(),  # noqa: B008 - never changed
-        compressor: Compressor | None = None,
+        self, model: chainer.Link, zero_fill: bool, step: Step, compressor: Compressor | None
     ) -> Step:
         """Average the gradients, unless the step pauses on any rank. Collective."""
         step = self.agree(step)

@@ -162,6 +162,8 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             has_new_parameters=self._replicas.has_other_parameters(target),
             is_restored=restored is not None,
             is_incomplete=n_updates != self.local.period,
+            averages_gradients=False,
+            averages_changes=True,
         )
         step = self._average_changes(step)
         if not step.pauses:
@@ -177,7 +179,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             problem = "ranks have taken different numbers of steps since parameters were averaged"
             check_equal_counts(self.communicator, n_updates, f"{self.local}: {problem}")
         if n_updates:
-            self._average_changes(Step())
+            self._average_changes(Step(averages_gradients=False, averages_changes=True))
 
     @property
     def _is_local(self) -> bool:

@@ -15,7 +15,7 @@ from chainermn.gradients.parameters import initialized_parameters, named_paramet
 from chainermn.gradients.step import Step
 from chainermn.optimizers import accumulation, pending, replicas
 from chainermn.optimizers.accumulated import Accumulated, AccumulatedGradients
-from chainermn.optimizers.exchanges import UsersExchange, exchange_of
+from chainermn.optimizers.exchanges import exchange_of
 from chainermn.optimizers.join import Join
 from chainermn.optimizers.pending import PendingGradients
 from chainermn.optimizers.replicas import Replicas
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
     from chainermn.compression.compression import Compression
     from chainermn.gradients.compressor import Compressor
-    from chainermn.gradients.exchange import GradientExchange
 
 # Key in snapshots.
 _PENDING = "unsent"
@@ -65,7 +64,6 @@ class MultiNodeOptimizer:
     _compressor: Compressor | None
     _accumulate: int
     _join: Join | None
-    _exchange: GradientExchange | UsersExchange
     _replicas: Replicas
     _accumulated: Accumulated
     #: Gradients that other ranks still have to send, by rank, for a snapshot of all ranks.
@@ -92,7 +90,6 @@ class MultiNodeOptimizer:
             _compressor=compressor,
             _accumulate=accumulate,
             _join=Join(communicator) if uneven else None,
-            _exchange=exchange_of(communicator),
             _replicas=Replicas(),
             _accumulated=AccumulatedGradients(),
         )
@@ -189,7 +186,7 @@ class MultiNodeOptimizer:
             is_restored=restored is not None,
             is_incomplete=n_updates < self._accumulate,
             ends_epoch=ends_epoch,
-            joins=self._join is not None and self._join.is_news,
+            has_finished=self._join is not None and self._join.is_news,
         )
         agreed = self._average(step)
         if agreed.pauses:
@@ -200,8 +197,8 @@ class MultiNodeOptimizer:
 
     def _average(self, step: Step) -> Step:
         """Average gradients, unless the step pauses on any rank; return what any rank says."""
-        target = self.actual_optimizer.target
-        return self._exchange.mean(target, self.zero_fill, step, self._compressor)
+        exchange, target = exchange_of(self.communicator), self.actual_optimizer.target
+        return exchange.mean(target, self.zero_fill, step, self._compressor)
 
     @spans.spanned("optimizer")
     def _take_step(self) -> None:
@@ -236,7 +233,9 @@ class MultiNodeOptimizer:
         if is_incomplete:
             self._n_updates = n_updates
             return False
-        return not (step.joins and self._join is not None and self._join.agree())
+        if step.has_finished and self._join is not None:
+            return not self._join.agree()
+        return True
 
     def _complete_loss_scales(self) -> None:
         """Give parameters without a gradient the loss scale that other ranks may have for it."""

@@ -72,7 +72,7 @@ class OverlappingOptimizer(MultiNodeOptimizer):
                 name = type(self.communicator).__name__
                 warnings.warn(
                     f"overlap=True has no effect: {name} does not exchange in the background",
-                    stacklevel=7,
+                    stacklevel=6,
                 )
             return
         self._overlapped = OverlappedExchange(exchange, self._compressor)

@@ -220,7 +220,7 @@ def test_the_graph_is_freed_as_before() -> None:
         gc.enable()
 
 
-def test_taps_are_removed_when_backward_fails() -> None:
+def test_hooks_are_removed_when_backward_fails() -> None:
     class Failing(chainer.FunctionNode):
         def forward(self, inputs: Any) -> Any:
             return inputs
