@@ -91,7 +91,7 @@ class PowerSGD(Compression):
     @override
     def compresses(self, shape: tuple[int, ...]) -> bool:
         n, m = _matrix_shape(shape)
-        return len(shape) > 1 and n * m >= self.min_ratio * min(self.rank, n, m) * (n + m) > 0
+        return len(shape) > 1 and n * m >= self.min_ratio * self._rank_of(n, m) * (n + m) > 0
 
     @override
     def exchange(self, tensors: Sequence[Tensor], collectives: Collectives, step: int) -> Exchange:
@@ -120,10 +120,12 @@ class PowerSGD(Compression):
         n, m = _matrix_shape(memory.shape)
         right = memory.arrays.get("right")
         if right is None:
-            right = memory.place(
-                random_matrix(name, (min(self.rank, n, m), m)).astype(memory.dtype)
-            )
+            shape = self._rank_of(n, m), m
+            right = memory.place(random_matrix(name, shape).astype(memory.dtype))
         return _Matrix(tensor, right, memory.next("total").reshape(n, m))
+
+    def _rank_of(self, n: int, m: int) -> int:
+        return min(self.rank, n, m)
 
 
 class _Matrix(NamedTuple):

@@ -82,7 +82,8 @@ def _as(form: Any, value: Any) -> Any:
         return value
     if form is str and type(value) is str:
         # Other characters could control the terminal that shows them.
-        return "".join(each if each.isprintable() else "?" for each in value)
+        is_safe = value.isprintable()
+        return value if is_safe else "".join(c if c.isprintable() else "?" for c in value)
     if form is bool and type(value) is bool:
         return value
     if form is int and type(value) is int and 0 <= value < _MOST:

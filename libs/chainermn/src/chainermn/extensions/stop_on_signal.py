@@ -140,8 +140,8 @@ class StopOnSignal(Extension):
         microseconds = int(1e6 * (self._last_check[1] - then))
         for number in signal.sigpending() & self._previous.keys():
             self._note(number, None)
-        name = self._received and self._received.name
-        everywhere = self.comm.allgather_obj((microseconds, name))
+        received = self._received and self._received.name
+        everywhere = self.comm.allgather_obj((microseconds, received))
         for rank, (_, name) in enumerate(everywhere):
             if name:
                 self._stop(trainer, rank, name)

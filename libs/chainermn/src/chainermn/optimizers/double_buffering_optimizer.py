@@ -9,11 +9,10 @@ import chainer
 
 from chainermn import spans
 from chainermn.gradients.background import BackgroundExchange
-from chainermn.optimizers.exchanges import exchange_of, library_exchange
+from chainermn.optimizers.exchanges import background_exchange, exchange_of
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
-    from chainermn.gradients.exchange import GradientExchange
     from chainermn.gradients.step import Step
     from chainermn.optimizers.pending import PendingGradients
 
@@ -87,7 +86,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
             # Shares the arrays of the parameters, but has its own gradients.
             self._buffer = target.copy(mode="share")
         if self._background is None:
-            self._background = BackgroundExchange(self._library_exchange())
+            self._background = BackgroundExchange(background_exchange(self.communicator))
             weakref.finalize(self, self._background.close)
         with spans.span("wait for the exchange"):
             self._background.wait()
@@ -98,13 +97,6 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
     def _take_step(self) -> None:
         if self._has_means:
             super()._take_step()
-
-    def _library_exchange(self) -> GradientExchange:
-        exchange = library_exchange(self.communicator)
-        if exchange is None:
-            name = type(self.communicator).__name__
-            raise RuntimeError(f"{name} does not exchange in the background")
-        return exchange
 
     def _drop(self) -> None:
         """Forget the gradients that are being exchanged."""

@@ -26,6 +26,13 @@ def library_exchange(communicator: CommunicatorBase) -> GradientExchange | None:
     return communicator.gradients if is_own else None
 
 
+def background_exchange(communicator: CommunicatorBase) -> GradientExchange:
+    """Return an exchange that can run beside the script; raise RuntimeError if there is none."""
+    if exchange := library_exchange(communicator):
+        return exchange
+    raise RuntimeError(f"{type(communicator).__name__} does not exchange in the background")
+
+
 def exchange_of(communicator: CommunicatorBase) -> GradientExchange | UsersExchange:
     """Return the exchange of a communicator's gradients."""
     return library_exchange(communicator) or UsersExchange(communicator)

@@ -15,7 +15,7 @@ import numpy as np
 
 from chainermn.gradients.overlap.exchange import OverlappedExchange
 from chainermn.gradients.parameters import is_on_gpu
-from chainermn.optimizers.exchanges import library_exchange
+from chainermn.optimizers.exchanges import background_exchange
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 
 if TYPE_CHECKING:
@@ -65,15 +65,12 @@ class OverlappingOptimizer(MultiNodeOptimizer):
         if self._overlap == "auto" and self._is_on_gpu_anywhere():
             # 'auto' is not measured yet on GPUs.
             return
-        exchange = library_exchange(self.communicator)
-        if exchange is None:
+        try:
+            exchange = background_exchange(self.communicator)
+        except RuntimeError as error:
             self._is_possible = False
             if self._overlap is True and self.communicator.rank == 0:
-                name = type(self.communicator).__name__
-                warnings.warn(
-                    f"overlap=True has no effect: {name} does not exchange in the background",
-                    stacklevel=6,
-                )
+                warnings.warn(f"overlap=True has no effect: {error}", stacklevel=6)
             return
         self._overlapped = OverlappedExchange(exchange, self._compressor)
         self._close = weakref.finalize(self, self._overlapped.close)
