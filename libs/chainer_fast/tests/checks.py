@@ -23,7 +23,6 @@ from chainer.functions.math.basic_math import Add
 from chainer.functions.normalization import batch_normalization
 
 from chainer_fast.cudnn import runner
-from chainer_fast.foreach import Later
 from chainer_fast.repairs import waits
 
 CHECKS = {}
@@ -258,39 +257,58 @@ def _():
 
 @check("optimizer-launches")
 def _():
-    called = []
+    launched = []
 
     class Array(cuda.ndarray):
         size, dtype, device = 3, numpy.dtype("f"), SimpleNamespace(id=0)
+        flags = SimpleNamespace(c_contiguous=True)
 
         def __init__(self):
             self.data = SimpleNamespace(ptr=id(self))
 
-    def elementwise(in_params, out_params, operation, name):
-        return lambda gradient, *others: called.append((name, type(gradient)))
+        def ravel(self):
+            return self
+
+    class Kernel:
+        def __init__(self, in_params, out_params, operation, name, **options):
+            found = [
+                SimpleNamespace(name=text.split()[-1], ctype="T", dtype=None, raw=False)
+                for text in f"{in_params},{out_params}".split(",")
+                if text
+            ]
+            for param in found:
+                param.is_const = param.name != "param"
+            self.params, self.in_params, self.out_params = found, found[:-1], found[-1:]
+            self.operation, self.name, self.preamble, self.kwargs = operation, name, "", options
+
+        def __call__(self, *args, size=None):
+            for arg in args:
+                if hasattr(arg, "__cupy_override_elementwise_kernel__"):
+                    return arg.__cupy_override_elementwise_kernel__(self, *args)
+            return launched.append((self.name, size))
 
     class Parameter(SimpleNamespace):
         update = chainer.Parameter.update
 
+    cupy = SimpleNamespace(ndarray=cuda.ndarray, asarray=lambda array: array)
     optimizer = chainer.optimizers.SGD()
-    parameters = {}
-    for name in "abc":
+    parameters = []
+    for _ in range(3):
         rule, array = optimizer.create_update_rule(), Array()
         rule._state = {}
         parameter = Parameter(array=array, data=array, grad=Array(), update_rule=rule)
         parameter.update = functools.partial(rule.update_core_gpu, parameter)
         vars(parameter).update(layout=None, _loss_scale=None, device=chainer.get_device("@numpy"))
-        parameters[name] = parameter
+        parameters.append(parameter)
+    named = [(str(k), parameter) for k, parameter in enumerate(parameters)]
     optimizer.target = SimpleNamespace(
-        params=lambda include_uninit=True: parameters.values(),
-        namedparams=lambda include_uninit=True: parameters.items(),
+        params=lambda include_uninit=True: parameters,
+        namedparams=lambda include_uninit=True: named,
     )
     optimizer._hookable = chainer.optimizer._OptimizerHookable(optimizer)
-    cupy = SimpleNamespace(ndarray=cuda.ndarray)
-    with mock.patch.multiple(cuda, elementwise=elementwise, cupy=cupy):
+    with mock.patch.multiple(cuda, elementwise=Kernel, cupy=cupy):
         optimizer.update()
-    # These calls are collected, and launched together.
-    assert called == [("sgd", Later)] * 3
+    assert launched == [("sgd_for_all", 3 * 256)]
 
 
 @check("cudnn-convolution")
