@@ -51,6 +51,7 @@ NOTICED_BY = {
         "extensions/test_checkpoint_of_other_ranks.py",
     ],
     "extensions/distributed_report": ["profiling"],
+    "extensions/timeline": ["profiling"],
     "failures/watch": ["failures", "launch"],
     "gradients/batched_copy": ["without_gpu"],
     "gradients/overlap": ["optimizers/test_overlap.py", "without_gpu"],

@@ -64,11 +64,11 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
-def assert_close(one: chainer.Link, other: chainer.Link, rtol: float = 1e-10) -> None:
+def assert_close(one: chainer.Link, other: chainer.Link, rtol: float = 1e-11) -> None:
     actual, expected = values(one), values(other)
     assert actual.keys() == expected.keys()
     for name, value in actual.items():
-        np.testing.assert_allclose(value, expected[name], rtol, atol=rtol, err_msg=name)
+        np.testing.assert_allclose(value, expected[name], rtol, atol=rtol / 100, err_msg=name)
 
 
 def assert_replicas(comm: CommunicatorBase, link: chainer.Link, *, equal: bool = True) -> None:
