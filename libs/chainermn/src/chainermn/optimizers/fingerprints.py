@@ -1,0 +1,48 @@
+"""Compare arrays of ranks by a few bytes each, computed where the arrays lie."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from chainer.backend import get_array_module
+
+from chainermn.transport.reducer import Array
+
+_WORD = np.dtype(np.uint64)
+# Measured: sums of so many columns, one for each word of a row, are as fast as memory is read.
+_N_COLUMNS = 2048
+# Odd, so that a change of one word always changes the sum modulo 2**64.
+_WEIGHTS = np.random.default_rng(0).integers(1 << 63, size=_N_COLUMNS, dtype=_WORD) * 2 + 1
+
+
+def fingerprints(values: Sequence[Any]) -> list[int]:
+    """Return an integer below 2**64 for each value; equal values of a type have equal ones.
+
+    Values are arrays, whose elements are added up as integers, or other objects, of which the
+    `repr` counts. Arrays in GPU memory are not copied from there.
+    """
+    sums = {index: _sum(array) for index, array in enumerate(values) if hasattr(array, "dtype")}
+    found: dict[int, int] = {}
+    for xp in {get_array_module(one) for one in sums.values()}:
+        those = [index for index, one in sums.items() if get_array_module(one) is xp]
+        found.update(zip(those, xp.stack([sums[index] for index in those]).tolist(), strict=True))
+    return [
+        found[index] if index in found else zlib.crc32(repr(value).encode())
+        for index, value in enumerate(values)
+    ]
+
+
+def _sum(array: Array) -> Any:
+    """Return a weighted sum of an array's bytes, as an array of shape () beside it."""
+    xp = get_array_module(array)
+    content = xp.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    n_words = content.size // _WORD.itemsize
+    n_rows = n_words // _N_COLUMNS
+    words = content[: n_words * _WORD.itemsize].view(_WORD)
+    sums = words[: n_rows * _N_COLUMNS].reshape(n_rows, _N_COLUMNS).sum(axis=0, dtype=_WORD)
+    for part in words[n_rows * _N_COLUMNS :], content[n_words * _WORD.itemsize :]:
+        sums[: part.size] += part
+    return xp.asarray((sums * xp.asarray(_WEIGHTS)).sum(dtype=_WORD))
