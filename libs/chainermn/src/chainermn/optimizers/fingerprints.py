@@ -19,11 +19,12 @@ _WEIGHTS = np.random.default_rng(0).integers(1 << 63, size=_N_COLUMNS, dtype=_WO
 
 
 def fingerprints(values: Sequence[Any]) -> list[int]:
-    """Return an integer below 2**64 for each value; equal values of a type have equal ones.
+    """Return an integer below 2**64 for each value; those of equal values are equal.
 
-    Values are arrays, whose elements are added up as integers, or other objects, of which the
-    `repr` counts. Arrays in GPU memory are not copied from there.
+    Values are arrays, whose bytes are added up where they lie, or other objects, of which the
+    `repr` counts.
     """
+    values = [value.item() if isinstance(value, np.generic) else value for value in values]
     sums = {index: _sum(array) for index, array in enumerate(values) if hasattr(array, "dtype")}
     found: dict[int, int] = {}
     for xp in {get_array_module(one) for one in sums.values()}:
