@@ -227,6 +227,24 @@ def test_bcast_data_leaves_persistent_values(comm: CommunicatorBase) -> None:
     assert (layer.avg_mean == comm.rank).all()
 
 
+@pytest.mark.mpi(1, 2, 3)
+def test_bcast_data_with_persistent_values(comm: CommunicatorBase) -> None:
+    layer = L.BatchNormalization(3)
+    for array in (layer.gamma.array, layer.avg_mean, layer.avg_var):
+        array[...] = comm.rank + 2
+    layer.N = comm.rank + 7
+    comm.bcast_data(layer, persistent=True)
+    for array in (layer.gamma.array, layer.avg_mean, layer.avg_var):
+        np.testing.assert_array_equal(array, np.full(3, 2, "f"), strict=True)
+    assert layer.N == 7
+
+
+@pytest.mark.mpi(2, 3)
+def test_persistent_values_on_some_ranks(comm: CommunicatorBase) -> None:
+    with pytest.raises(ValueError, match=r"bcast_data: .* rank 0: persistent=True; rank 1: per"):
+        comm.bcast_data(Model(), persistent=comm.rank == 0)
+
+
 @pytest.mark.mpi(2)
 def test_dummy_exchanges_nothing() -> None:
     comm = chainermn.create_communicator("dummy")

@@ -405,7 +405,7 @@ def arguments(call: str, root: int) -> dict[str, Any]:
         "allreduce_obj": {"obj": 1},
         "scatter_obj": {"objs": [1] * SIZE, "root": root},
         "split": {"color": 0, "key": 0},
-        "bcast_data": {"model": Model()},
+        "bcast_data": {"model": Model(), "persistent": False},
         "multi_node_mean_grad": {"model": Model(), "zero_fill": False},
     }[call]
 
@@ -463,7 +463,7 @@ WRONG = {
         "color": no_numbers | st.integers(max_value=-1) | st.just(2**31),
         "key": no_numbers | st.sampled_from([-(2**31) - 1, 2**31]),
     },
-    "bcast_data": {"model": wrong_models},
+    "bcast_data": {"model": wrong_models, "persistent": st.just(True)},
     "multi_node_mean_grad": {
         "model": wrong_models | st.builds(Model, missing_gradients=st.integers(1, 2)),
         "zero_fill": st.just(True),

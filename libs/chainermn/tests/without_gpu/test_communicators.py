@@ -215,10 +215,19 @@ def test_bcast_data_and_zero_fill(stand_in: Any, name: str) -> None:
     model = model_with(stand_in, {"a": np.ones((2, 3), "f"), "b": np.ones(4, "f2")})
     model.a.array[...] = comm.rank + 1
     model.b.array[...] = comm.rank + 2
-    comm.bcast_data(model)
+    statistics = stand_in.to_gpu(np.full(3, comm.rank + 3, "f"))
+    model.add_persistent("statistics", statistics)
+    model.add_persistent("other", None if comm.rank else stand_in.to_gpu(np.full(2, 5, "f")))
+    model.add_persistent("count", comm.rank)
+    comm.bcast_data(model, persistent=True)
     assert stand_in.holds(model.a.array)
     assert (model.a.array == 1).all()
     assert (model.b.array == 2).all()
+    assert model.statistics is statistics
+    assert (statistics == 3).all()
+    assert stand_in.holds(model.other)
+    assert (model.other == 5).all()
+    assert model.count == 0
     if comm.rank > 0:
         model.cleargrads()
     comm.multi_node_mean_grad(model, zero_fill=True)

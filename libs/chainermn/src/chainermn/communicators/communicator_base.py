@@ -538,17 +538,19 @@ class CommunicatorBase(Configurable, ABC):
     # ---- models ----
 
     @abstractmethod
-    def bcast_data(self, model: chainer.Link) -> None:
+    def bcast_data(self, model: chainer.Link, *, persistent: bool = False) -> None:
         """Give the models of all ranks the parameters of rank 0.
 
         A parameter that is not initialized on rank 0 comes from the lowest rank that has it.
-        Afterwards it is initialized on all ranks. Persistent values, such as the statistics of
-        batch normalization, do not change.
+        Afterwards it is initialized on all ranks.
 
         Parameters
         ----------
         model : chainer.Link
             Model with the same parameters on every rank.
+        persistent : bool
+            Whether to do the same with persistent values, such as the running statistics of
+            batch normalization. Otherwise they do not change.
 
         Examples
         --------
@@ -582,7 +584,7 @@ class CommunicatorBase(Configurable, ABC):
         """
 
     def broadcast_data(self, model: chainer.Link) -> None:
-        """Call :meth:`bcast_data`; the name that ChainerMN 1.0 used.
+        """Call :meth:`bcast_data` without ``persistent``; the name that ChainerMN 1.0 used.
 
         Examples
         --------

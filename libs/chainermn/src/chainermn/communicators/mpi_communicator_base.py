@@ -30,6 +30,7 @@ from chainermn.communicators.messages import (
 from chainermn.failures.activity import Group, collective, receives, sends
 from chainermn.gradients.exchange import GradientExchange
 from chainermn.gradients.parameters import bcast_parameters
+from chainermn.gradients.persistents import bcast_persistents
 from chainermn.gradients.wire_dtype import as_wire_dtype
 from chainermn.transport.collectives import Algorithm
 from chainermn.transport.gpu.available import why_no_nccl
@@ -286,8 +287,11 @@ class MpiCommunicatorBase(Algorithm, CommunicatorBase):
     # ---- models ----
 
     @collective
-    def bcast_data(self, model: chainer.Link) -> None:
+    def bcast_data(self, model: chainer.Link, *, persistent: bool = False) -> None:
+        check_equal(self.mpi_comm, f"persistent={bool(persistent)}", "bcast_data")
         bcast_parameters(self.mpi_comm, self._transport_of, model)
+        if persistent:
+            bcast_persistents(self, model)
 
     @collective
     def multi_node_mean_grad(self, model: chainer.Link, zero_fill: bool = False) -> None:
