@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -10,6 +9,7 @@ from chainer.training.extension import PRIORITY_WRITER, Extension
 
 from chainermn.agreement import run_together
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.gradients.persistents import bcast_persistents, persistents_of
 
 
 class AllreducePersistent(Extension):
@@ -19,17 +19,30 @@ class AllreducePersistent(Extension):
     without this extension the models of the ranks differ in test mode. It runs before evaluators
     and snapshots.
 
+    Some values have no meaningful mean: the vector that ``SpectralNormalization`` keeps is one of
+    two with opposite signs. All ranks get that of rank 0 instead. Your own links can name other
+    persistent values of this kind, of any type, in an attribute ``follow_rank_0``.
+
     Parameters
     ----------
     model : chainer.Link
         Model whose persistent float arrays are averaged in place. Other persistent values, such
-        as counters, do not change.
+        as counters, do not change, unless they follow rank 0.
     comm : CommunicatorBase
         Communicator of the ranks.
 
     Examples
     --------
     >>> trainer.extend(chainermn.extensions.AllreducePersistent(model, comm))
+
+    A link whose codebook must not be averaged:
+
+    >>> class Quantizer(chainer.Link):
+    ...     follow_rank_0 = ["codes"]
+    ...
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.add_persistent("codes", np.random.normal(size=(8, 2)))
     """
 
     trigger = 1, "epoch"
@@ -44,7 +57,12 @@ class AllreducePersistent(Extension):
 
         Raises ValueError on every rank if the models have different persistent arrays.
         """
-        named = dict(_named_float_persistents(self.model))
+        bcast_persistents(self.comm, self.model, "AllreducePersistent", following_only=True)
+        named = {
+            each.path: each.value
+            for each in persistents_of(self.model)
+            if not each.follows_rank_0 and _is_float_array(each.value)
+        }
         own = {(name, value.shape, value.dtype.name) for name, value in named.items()}
         expected = self.comm.bcast_obj(own)
 
@@ -62,9 +80,5 @@ class AllreducePersistent(Extension):
                 value[...] = mean
 
 
-def _named_float_persistents(model: chainer.Link) -> Iterator[tuple[str, Any]]:
-    for prefix, link in sorted(model.namedlinks(), key=lambda pair: pair[0]):
-        for name in sorted(link._persistent):
-            value = link.__dict__[name]
-            if isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f":
-                yield f"{prefix}/{name}", value
+def _is_float_array(value: Any) -> bool:
+    return isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f"

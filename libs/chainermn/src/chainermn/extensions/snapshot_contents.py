@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chainer_compat.npz import open_npz
+from chainermn.gradients.persistents import persistent_names
 
 _SHOWN = 4  # number of different settings to show, at most
 LABEL = "chainermn_settings"  # the array that holds a snapshot's settings
@@ -108,7 +109,9 @@ def _persistent_values(target: Any) -> set[str]:
     if not isinstance(target, chainer.Link):
         return set()
     links = target.namedlinks()
-    return {f"{path}/{name}".lstrip("/") for path, link in links for name in link._persistent}
+    return {
+        f"{path}/{name}".lstrip("/") for path, link in links for name in persistent_names(link)
+    }
 
 
 def _digest(array: NDArray[Any]) -> bytes:
