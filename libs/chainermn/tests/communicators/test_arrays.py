@@ -80,7 +80,24 @@ def test_sums_of_float16_are_rounded_once(comm: MpiCommunicatorBase) -> None:
     same(comm.allreduce(own), np.float64([2048 + comm.size - 1] * 5).astype("float16"))
 
 
+@pytest.mark.mpi(2)
+def test_results_beyond_the_range_of_their_dtype(comm: MpiCommunicatorBase) -> None:
+    same(comm.allreduce(np.array([100], "int8")), np.array([-56], "int8"))
+    same(comm.allreduce(np.array([2**40], "int64"), "prod"), np.array([0]))
+    half = np.array([40000], "float16")
+    same(comm.allreduce(half), np.array([np.inf], "float16"))
+    same(comm.allreduce(half, "mean"), half)
+    same(comm.allreduce(half.astype("float32")), np.array([80000], "float32"))
+
+
+def masked() -> np.ma.MaskedArray:
+    return np.ma.masked_array(np.ones((3, 1)), [[False], [True], [False]])
+
+
 BAD_ALLREDUCE = {
+    "a masked array": (masked(), TypeError, r"rank 0: .* mask, .*array\.filled\(value\).*_obj"),
+    "a tuple with a masked array": ((masked(),), TypeError, "rank 0: .* without a mask"),
+    "no mask in a masked array": (np.ma.masked_array(np.ones((3, 1))), TypeError, "a mask"),
     "another shape": (np.zeros(3), ValueError, r"float64\[3\].*rank 1.*float64\[3, 1\]"),
     "another dtype": (np.zeros((3, 1), "f"), ValueError, "float32"),
     "a tuple": ((np.zeros((3, 1)),), ValueError, "a tuple"),
@@ -115,6 +132,11 @@ def test_bad_input_of_root(comm: MpiCommunicatorBase) -> None:
         comm.bcast(at_root("text"))
     with pytest.raises(TypeError, match="scatter: rank 0: expected a sequence with one entry"):
         comm.scatter(at_root(np.array(1.0)))
+    with pytest.raises(TypeError, match="bcast: rank 0: expected an array without a mask"):
+        comm.bcast(at_root([np.zeros(2), masked()]))
+    for parts in (np.ma.masked_all(comm.size), np.ma.masked_all((comm.size, 2))):
+        with pytest.raises(TypeError, match="scatter: rank 0: expected an array without a mask"):
+            comm.scatter(at_root(parts))
     with pytest.raises(ValueError, match=f"expected {comm.size} entries, one per rank, got 7"):
         comm.scatter(at_root([np.zeros(2)] * 7))
     with pytest.raises(TypeError, match="scatter: rank 0: expected an array"):
@@ -130,18 +152,21 @@ def test_bad_alltoall(comm: MpiCommunicatorBase) -> None:
         comm.alltoall(good[1:] if comm.rank == 1 else good)
     with pytest.raises(TypeError, match="rank 1: expected an array"):
         comm.alltoall([1] * comm.size if comm.rank == 1 else good)
+    with pytest.raises(TypeError, match="rank 1: expected an array without a mask"):
+        comm.alltoall([masked()] * comm.size if comm.rank == 1 else good)
     with pytest.raises(ValueError, match="same dtypes"):
         comm.alltoall([np.zeros(2, "f")] * comm.size if comm.rank == 1 else good)
 
 
 @pytest.mark.mpi(2)
 def test_bad_send_raises_on_both_sides(comm: MpiCommunicatorBase) -> None:
-    if comm.rank == 0:
-        with pytest.raises(TypeError, match="send to rank 1: rank 0: expected an array"):
-            comm.send([1, 2], 1)
-    else:
-        with pytest.raises(TypeError, match="recv on rank 1: rank 0: expected an array"):
-            comm.recv(0)
+    for bad, message in (([1, 2], "expected an array"), ([masked()], "an array without a mask")):
+        if comm.rank == 0:
+            with pytest.raises(TypeError, match=f"send to rank 1: rank 0: .*{message}"):
+                comm.send(bad, 1)
+        else:
+            with pytest.raises(TypeError, match=f"recv on rank 1: rank 0: .*{message}"):
+                comm.recv(0)
 
 
 @pytest.mark.mpi(2)

@@ -31,6 +31,15 @@ def test_bcast_obj(comm: MpiCommunicatorBase) -> None:
         same(comm.bcast_obj(obj_of(root) if comm.rank == root else None, root=root), obj_of(root))
 
 
+@pytest.mark.mpi(2)
+def test_masks_are_kept(comm: MpiCommunicatorBase) -> None:
+    array = np.ma.masked_array([1.0, 2.0, 3.0], [False, True, False])
+    for received in (comm.bcast_obj(array), *comm.allgather_obj(array)):
+        assert received.mask.tolist() == [False, True, False]
+        assert received.compressed().tolist() == [1, 3]
+    assert comm.allreduce_obj(array).tolist() == [2, None, 6]
+
+
 @pytest.mark.mpi(1, 2, 3, 4)
 def test_gather_obj(comm: MpiCommunicatorBase) -> None:
     for root in range(comm.size):

@@ -418,6 +418,7 @@ no_numbers = st.one_of(st.none(), st.text(), st.floats(), st.lists(st.integers()
 no_arrays = st.one_of(
     *(st.none(), st.text(), st.integers(), st.lists(st.floats(), min_size=1)),
     st.sampled_from(["O", "S3", "U2", "M8[s]", "m8[s]", "V4"]).map(lambda d: np.zeros((2, 3), d)),
+    st.sampled_from([True, False]).map(lambda mask: np.ma.masked_array(GOOD, mask)),
 )
 no_arrays |= st.tuples(st.just(GOOD), no_arrays)
 other_dtypes = other_than("float32", st.sampled_from(DTYPES)).map(lambda d: GOOD.astype(d))

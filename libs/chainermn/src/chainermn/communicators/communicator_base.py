@@ -27,8 +27,8 @@ class CommunicatorBase(Configurable, ABC):
     All methods are collective, except the point-to-point ones (``send``, ``recv``, ``send_obj``,
     ``recv_obj``): every rank must call them, in the same order.
 
-    Arrays are NumPy or CuPy arrays of numbers or bool, in any shape. Objects are anything that
-    can be pickled.
+    Arrays are NumPy or CuPy arrays of numbers or bool, in any shape, but not masked arrays.
+    Objects are anything that can be pickled.
 
     Raises
     ------
@@ -322,6 +322,10 @@ class CommunicatorBase(Configurable, ABC):
     @abstractmethod
     def allreduce(self, x: Arrays, op: Op = "sum") -> Arrays:
         """All-reduce: combine the arrays of all ranks, element by element.
+
+        Results that exceed the range of the dtype raise no error: integers wrap around, and
+        floats become infinite, float16 beyond 65504. Cast first, for example with
+        ``x.astype(np.int64)`` or ``x.astype(np.float32)``.
 
         Parameters
         ----------

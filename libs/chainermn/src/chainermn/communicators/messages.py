@@ -48,7 +48,8 @@ class ArrayMessage(Message):
     Raises
     ------
     TypeError
-        If ``data`` is anything else, does not hold numbers, or mixes NumPy and CuPy arrays.
+        If ``data`` is anything else, does not hold numbers, has a mask, or mixes NumPy and CuPy
+        arrays.
     """
 
     def __init__(self, data: Arrays) -> None:
@@ -165,5 +166,11 @@ def as_tuple(data: Arrays) -> tuple[Array, ...]:
 
 def _in_numpy(array: Any) -> Any:
     """Return arrays in host memory, and NumPy scalars such as an element, as NumPy arrays."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            "expected an array without a mask, which would be lost, got a masked array; send "
+            "array.filled(value), and the mask as an array of its own: "
+            "numpy.ma.getmaskarray(array). send_obj, bcast_obj, ... keep masks"
+        )
     host_types = (np.generic, *chainer.get_cpu_array_types())
     return array if on_gpu(array) or not isinstance(array, host_types) else np.asarray(array)

@@ -319,7 +319,9 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[chainer.Variable]) -> ch
     Returns
     -------
     chainer.Variable
-        Sum with the shape and dtype of ``xs[rank]``. float16 values are added up in float32.
+        Sum with the shape and dtype of ``xs[rank]``. float16 values are added up in float32. A
+        sum beyond the range of the dtype is infinite, or wraps around if it is an integer: cast
+        first.
 
     Raises
     ------
@@ -395,8 +397,9 @@ def allreduce(
     Returns
     -------
     chainer.Variable
-        Sum or mean, the same on every rank. float16 values are added up in float32. Every rank
-        must run backward through it.
+        Sum or mean, the same on every rank. float16 values are added up in float32. A sum beyond
+        the range of the dtype is infinite, or wraps around if it is an integer: cast first. Every
+        rank must run backward through it.
 
     Raises
     ------
