@@ -278,32 +278,32 @@ def raise_disagreement(everywhere: Sequence[object], where: str) -> NoReturn:
     raise ValueError(f"{where}: the ranks disagree, but all must give the same. {shown}")
 
 
-def pack(description: Hashable, flags: Sequence[bool]) -> NDArray[np.int64]:
+def pack(description: Hashable, integers: Sequence[int]) -> NDArray[np.int64]:
     """Return integers whose maxima over the ranks `unpack` understands. Not collective.
 
     Descriptions are compared by their ``repr``, whose digests are cached, so a long one that
-    seldom changes costs little. Every rank passes the same number of flags.
+    seldom changes costs little. Every rank passes the same number of integers.
     """
     digest = _digest(description)
-    return np.array([digest, -digest, *flags], np.int64)
+    return np.array([digest, -digest, *integers], np.int64)
 
 
-def unpack(maxima: NDArray[np.int64]) -> tuple[bool, tuple[bool, ...]]:
-    """Tell whether a description is the same on every rank, and which flags are true on any."""
-    largest, negated, *flags = maxima.tolist()
-    return largest == -negated, tuple(map(bool, flags))
+def unpack(maxima: NDArray[np.int64]) -> tuple[bool, Sequence[int]]:
+    """Tell whether a description is the same on every rank, and the maxima of the integers."""
+    largest, negated, *integers = maxima.tolist()
+    return largest == -negated, integers
 
 
 def agree(
-    mpi_comm: MPI.Intracomm, description: Hashable, flags: Sequence[bool]
-) -> tuple[bool, tuple[bool, ...]]:
-    """Return what `unpack` tells about the descriptions and flags of all ranks.
+    mpi_comm: MPI.Intracomm, description: Hashable, integers: Sequence[int]
+) -> tuple[bool, Sequence[int]]:
+    """Return what `unpack` tells about the descriptions and integers of all ranks.
 
     This takes one small all-reduce.
     """
     from mpi4py import MPI  # `load_mpi` would take half as long as the rest of this function
 
-    packed = pack(description, flags)
+    packed = pack(description, integers)
     mpi_comm.Allreduce(MPI.IN_PLACE, packed, MPI.MAX)
     return unpack(packed)
 
@@ -311,7 +311,7 @@ def agree(
 def any_true(mpi_comm: MPI.Intracomm, flag: bool) -> bool:
     """Tell whether ``flag`` is true on any rank. One small all-reduce."""
     _, (is_true,) = agree(mpi_comm, None, (flag,))
-    return is_true
+    return bool(is_true)
 
 
 @functools.lru_cache(16)

@@ -100,7 +100,7 @@ class GradientExchange:
     @collective("update")
     def agree(self, step: Step) -> Step:
         """Return what any rank tells about a step. Collective."""
-        return Step.of_all(agree(self.mpi_comm, None, step)[1])
+        return Step.of_all(agree(self.mpi_comm, None, step.to_integers())[1])
 
     @collective("multi_node_mean_grad")
     def mean(

@@ -102,7 +102,7 @@ class Proposal:
         self._settings = (
             f"allreduce_grad_dtype={wire_dtype}, zero_fill={zero_fill}, debug={self._is_debug}"
         )
-        self.packed = pack((self._settings, own), step)
+        self.packed = pack((self._settings, own), step.to_integers())
 
     def agreed(self, mpi_comm: MPI.Intracomm) -> Agreement:
         """Return the gradients that the ranks of ``mpi_comm`` have agreed on.
@@ -114,8 +114,8 @@ class Proposal:
             differ between ranks. In Chainer's debug mode, also if a gradient is not finite. Every
             rank raises.
         """
-        is_equal, flags = unpack(self.packed)
-        step, own = Step.of_all(flags), self._own
+        is_equal, maxima = unpack(self.packed)
+        step, own = Step.of_all(maxima), self._own
         if step.pauses:
             return Agreement(step)
         if not is_equal or isinstance(own, InputError):

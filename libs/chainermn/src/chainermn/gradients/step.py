@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 
@@ -28,6 +28,8 @@ class Step(NamedTuple):
     has_begun, is_stale, needs_plan : bool
         Set by `OverlappedExchange`: whether an exchange began during backward, whether it is of
         no use, because gradients have changed since, and whether to exchange in another order.
+    settings : int
+        Number that must be the same on all ranks; see `StepSettings`. 0 if all tell the same.
     """
 
     has_new_parameters: bool = False
@@ -40,11 +42,17 @@ class Step(NamedTuple):
     has_begun: bool = False
     is_stale: bool = False
     needs_plan: bool = False
+    settings: int = 0
+
+    def to_integers(self) -> list[int]:
+        """Return integers whose maxima over the ranks `of_all` understands."""
+        return [*self, -self.settings]
 
     @classmethod
-    def of_all(cls, flags: Iterable[bool]) -> Self:
+    def of_all(cls, maxima: Sequence[int]) -> Self:
         """Return the record of what any rank tells; raise if ranks average different things."""
-        step = cls(*map(bool, flags))
+        *flags, largest, negated = maxima
+        step = cls(*map(bool, flags), settings=largest + negated)
         if step.averages_gradients and step.averages_changes:
             raise ValueError(
                 "some ranks average gradients, and others what local steps have changed, because "
@@ -62,4 +70,5 @@ class Step(NamedTuple):
             or self.is_incomplete
             or self.ends_epoch
             or self.has_finished
+            or self.settings != 0
         )

@@ -72,9 +72,9 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         self._drop()
         return super()._after_restoring(restored)
 
-    def _synchronize(self) -> None:
+    def _synchronize(self, everything: bool) -> None:
         self._drop()
-        super()._synchronize()
+        super()._synchronize(everything)
 
     def _average(self, step: Step) -> Step:
         step = exchange_of(self.communicator).agree(step)

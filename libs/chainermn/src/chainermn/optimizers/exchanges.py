@@ -46,8 +46,8 @@ class UsersExchange:
 
     def agree(self, step: Step) -> Step:
         """Return what any rank tells about a step. Collective."""
-        flags: Any = self._communicator.allreduce(np.array(step, np.uint8), "max")
-        return Step.of_all(flags)
+        maxima: Any = self._communicator.allreduce(np.array(step.to_integers(), np.int64), "max")
+        return Step.of_all(maxima.tolist())
 
     def mean(
         self, model: chainer.Link, zero_fill: bool, step: Step, compressor: Compressor | None

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from chainer.backend import get_array_module
 
-from chainermn.transport.reducer import Array
-
 _WORD = np.dtype(np.uint64)
 # Measured: sums of so many columns, one for each word of a row, are as fast as memory is read.
 _N_COLUMNS = 2048
@@ -36,7 +34,7 @@ def fingerprints(values: Sequence[Any]) -> list[int]:
     ]
 
 
-def _sum(array: Array) -> Any:
+def _sum(array: Any) -> Any:
     """Return a weighted sum of an array's bytes, as an array of shape () beside it."""
     xp = get_array_module(array)
     content = xp.ascontiguousarray(array).reshape(-1).view(np.uint8)

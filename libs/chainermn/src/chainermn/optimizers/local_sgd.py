@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import chainer
 import numpy as np
 
-from chainermn.agreement import check_equal
 from chainermn.arguments import check_number
 from chainermn.gradients.parameters import named_parameters
 from chainermn.gradients.step import Step
-from chainermn.optimizers import replicas
 from chainermn.optimizers.accumulated import Anchors
 from chainermn.optimizers.accumulation import check_equal_counts
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
+from chainermn.optimizers.parts import initialize_states
+from chainermn.optimizers.settings import StepSettings
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -103,7 +103,12 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         compressor: Compressor | None = None,
     ) -> None:
         super().__init__(actual_optimizer, communicator, zero_fill, False, compressor)
-        vars(self).update(local=local, _accumulated=Anchors())
+        vars(self).update(
+            local=local,
+            _accumulated=Anchors(),
+            # Gradients overflow on one rank only, and change its loss scale.
+            _step_settings=StepSettings(with_loss_scale=False),
+        )
 
     def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
         """Take a step on this rank's gradients; after ``period`` steps, average parameters.
@@ -164,6 +169,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             is_incomplete=n_updates != self.local.period,
             averages_gradients=False,
             averages_changes=True,
+            settings=self._step_settings.number(self.actual_optimizer),
         )
         step = self._average_changes(step)
         if not step.pauses:
@@ -172,8 +178,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             self._agree_on_settings()
         if step.is_restored:
             self._after_restoring(restored)
-        if step.has_new_parameters or (step.is_restored and not self._are_replicas_equal()):
-            self._synchronize()
+        if self._make_equal(step, restored):
             return
         if step.is_incomplete:
             problem = "ranks have taken different numbers of steps since parameters were averaged"
@@ -199,15 +204,17 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         """Make the replicas equal, unless a snapshot has done so; tell whether it has."""
         restored, self._restored = self._restored, None
         # If another rank is not local yet, it begins a step on averaged gradients.
-        step = self._average(Step(has_new_parameters=True, is_restored=restored is not None))
+        step = self._average(
+            Step(
+                has_new_parameters=True,
+                is_restored=restored is not None,
+                settings=self._step_settings.number(self.actual_optimizer),
+            )
+        )
         self._agree_on_settings()
         if step.is_restored:
             self._after_restoring(restored)
-            if self._are_replicas_equal():
-                self._replicas.note_equal(self.actual_optimizer.target)
-                return True
-        self._synchronize()
-        return False
+        return not self._make_equal(step, restored)
 
     def _average_changes(self, step: Step) -> Step:
         """Average parameters, unless the step pauses on any rank; return what any rank says."""
@@ -247,7 +254,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         for rule in self._rules():
             rule._state = None
             rule.t = 0
-        replicas.initialize_states(self.actual_optimizer.target)
+        initialize_states(self.actual_optimizer.target)
 
     def _rules(self) -> list[Any]:
         return [p.update_rule for _, p in self._named_parameters() if p.update_rule is not None]
@@ -263,24 +270,17 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         """Whether the settings may leave something to send later."""
         return True
 
-    def _agree_on_settings(self) -> None:
-        super()._agree_on_settings()
-        steps = f"optimizer.t={self.actual_optimizer.t}"
-        check_equal(self.communicator, steps, "create_multi_node_optimizer(local=...)")
-
     def _forget(self, n_exchanges: int) -> None:
         super()._forget(n_exchanges)
         self._accumulated.arrays, self._n_updates = {}, 0
 
-    def _are_replicas_equal(self) -> bool:
-        anchors = self._accumulated.arrays
-        if self._is_local and anchors:
-            return replicas.are_equal(self.communicator, sorted(anchors.items()))
-        return super()._are_replicas_equal()
+    def _parts_to_resume(self) -> dict[str, Any]:
+        found, anchors = super()._parts_to_resume(), self._accumulated.arrays
+        return {**found, **anchors} if self._is_local and anchors else found
 
-    def _synchronize(self) -> None:
+    def _synchronize(self, everything: bool) -> None:
         self._accumulated.arrays, self._n_updates = {}, 0
-        super()._synchronize()
+        super()._synchronize(everything)
 
     def _further_settings(self) -> str:
         return f"{super()._further_settings()}, local={self.local!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 
 import chainer
@@ -15,10 +16,13 @@ from chainermn.gradients.parameters import initialized_parameters, named_paramet
 from chainermn.gradients.step import Step
 from chainermn.optimizers import accumulation, pending, replicas
 from chainermn.optimizers.accumulated import Accumulated, AccumulatedGradients
+from chainermn.optimizers.draws import SharedDraws
 from chainermn.optimizers.exchanges import exchange_of
 from chainermn.optimizers.join import Join
+from chainermn.optimizers.parts import parameters_of, values_of
 from chainermn.optimizers.pending import PendingGradients
 from chainermn.optimizers.replicas import Replicas
+from chainermn.optimizers.settings import StepSettings
 from chainermn.resuming import N_RANKS
 
 if TYPE_CHECKING:
@@ -65,6 +69,8 @@ class MultiNodeOptimizer:
     _accumulate: int
     _join: Join | None
     _replicas: Replicas
+    _step_settings: StepSettings
+    _draws: SharedDraws
     _accumulated: Accumulated
     #: Gradients that other ranks still have to send, by rank, for a snapshot of all ranks.
     pending_elsewhere: Mapping[int, PendingGradients] = {}
@@ -91,6 +97,8 @@ class MultiNodeOptimizer:
             _accumulate=accumulate,
             _join=Join(communicator) if uneven else None,
             _replicas=Replicas(),
+            _step_settings=StepSettings(),
+            _draws=SharedDraws(),
             _accumulated=AccumulatedGradients(),
         )
 
@@ -103,6 +111,7 @@ class MultiNodeOptimizer:
         """Set the model whose parameters are optimized, and return this optimizer."""
         self.actual_optimizer.setup(link)
         self._replicas.forget()
+        self._step_settings.forget()
         self._n_updates = 0
         self._accumulated.load(None)
         if self._compressor is not None:
@@ -187,6 +196,7 @@ class MultiNodeOptimizer:
             is_incomplete=n_updates < self._accumulate,
             ends_epoch=ends_epoch,
             has_finished=self._join is not None and self._join.is_news,
+            settings=self._step_settings.number(self.actual_optimizer),
         )
         agreed = self._average(step)
         if agreed.pauses:
@@ -204,7 +214,8 @@ class MultiNodeOptimizer:
     def _take_step(self) -> None:
         if self._join is not None:
             self._join.weigh(self._parameters())
-        self.actual_optimizer.update(None)
+        with self._draws.drawing() if self._step_settings.may_draw else nullcontext():
+            self.actual_optimizer.update(None)
 
     def _parameters(self) -> Collection[chainer.Parameter]:
         """Return the initialized parameters."""
@@ -220,10 +231,8 @@ class MultiNodeOptimizer:
         if step.is_restored and not self._after_restoring(restored) and self._accumulate > 1:
             self.actual_optimizer.target.cleargrads()
             n_updates, is_incomplete, ends_epoch = 0, True, False
-        if step.has_new_parameters and not (step.is_restored and self._are_replicas_equal()):
-            self._synchronize()
+        if self._make_equal(step, restored):
             return False
-        self._replicas.note_equal(self.actual_optimizer.target)
         if ends_epoch:
             problem = "an epoch ends with different numbers of batches to average"
             where = f"accumulate={self._accumulate}"
@@ -355,14 +364,16 @@ class MultiNodeOptimizer:
         """
         if restored is None:
             reason = "a rank has loaded no snapshot" if self.has_pending else ""
-            restored = PendingGradients(reason=reason)
+            restored, holds_some = PendingGradients(reason=reason), False
+        else:
+            holds_some = bool(restored.reason or restored.n_updates or restored.arrays)
         own = restored.reason, restored.n_exchanges, restored.n_updates
-        everywhere = self.communicator.allgather_obj(own)
-        reasons = [reason for reason, *_ in everywhere if reason]
-        if not reasons and (not self.has_pending or len(set(everywhere)) == 1):
+        everywhere = self.communicator.allgather_obj((own, holds_some))
+        reasons = [reason for (reason, *_), _ in everywhere if reason]
+        if not reasons and (not self.has_pending or len({state for state, _ in everywhere}) == 1):
             return True
-        self._forget(everywhere[0][1])
-        if self.communicator.rank == 0:
+        self._forget(everywhere[0][0][1])
+        if self.communicator.rank == 0 and any(some for _, some in everywhere):
             reason = next(iter(reasons), "the ranks have loaded different snapshots")
             warnings.warn(
                 f"what was still to be sent when the snapshot was written is lost: {reason}",
@@ -375,15 +386,56 @@ class MultiNodeOptimizer:
         if self._compressor is not None:
             self._compressor.load(n_exchanges, {})
 
-    def _are_replicas_equal(self) -> bool:
-        arrays = replicas.arrays_of(self.actual_optimizer.target)
-        return replicas.are_equal(self.communicator, arrays)
+    def _make_equal(self, step: Step, restored: PendingGradients | None) -> bool:
+        """Give all ranks the replica of rank 0, if necessary, and tell whether it was. Collective.
 
-    def _synchronize(self) -> None:
-        """Make the replicas equal. Subclasses drop gradients of the old ones. Collective."""
-        target = self.actual_optimizer.target
-        replicas.make_equal(self.communicator, target)
-        self._replicas.note_equal(target)
+        It is, unless all have loaded a snapshot with the same parameters: then each keeps what it
+        alone has loaded, such as running statistics.
+        """
+        actual, comm = self.actual_optimizer, self.communicator
+        is_first = not self._replicas.were_equal(actual.target)
+        was_restored = step.is_restored and self._is_restored_everywhere(restored)
+        are_equal = was_restored and replicas.are_equal(comm, self._parts_to_resume())
+        follows = (step.has_new_parameters or step.is_restored) and not are_equal
+        everything = is_first or (follows and step.is_restored)
+        if follows:
+            self._synchronize(everything)
+        if step.has_new_parameters:
+            self._replicas.note_equal(actual.target)
+            self._step_settings.forget()
+        if is_first:
+            self._draws.agree(comm, actual.target.device)
+        if everything and step.settings:
+            replicas.follow_settings(comm, actual)
+        if step.settings:
+            self._step_settings.check(comm, actual)
+        return follows
+
+    def _is_restored_everywhere(self, restored: PendingGradients | None) -> bool:
+        """Tell whether every rank has loaded a snapshot; raise if others have than rank 0."""
+        everywhere = self.communicator.allgather_obj(restored is not None)
+        if not everywhere[0]:
+            ranks = [rank for rank, has_loaded in enumerate(everywhere) if has_loaded]
+            raise ValueError(
+                f"rank {ranks[0]} has loaded a snapshot, but rank 0 has not. Load it on every "
+                "rank; or only on rank 0, and the first update gives all others the same"
+            )
+        return all(everywhere)
+
+    def _parts_to_resume(self) -> dict[str, Any]:
+        """Return what must be the same on all ranks after each has loaded a snapshot."""
+        actual = self.actual_optimizer
+        return {"t": actual.t, **values_of(parameters_of(actual.target))}
+
+    def _synchronize(self, everything: bool) -> None:
+        """Give all ranks the parameters of rank 0, or everything. Collective.
+
+        Subclasses drop gradients of the replicas before.
+        """
+        if everything:
+            replicas.follow_rank_0(self.communicator, self.actual_optimizer)
+        else:
+            replicas.bcast_parameters(self.communicator, self.actual_optimizer.target)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.actual_optimizer, name)
@@ -425,6 +477,7 @@ class MultiNodeOptimizer:
         is_settled = self._n_updates == 0
         if is_settled and not self._replicas.has_other_parameters(self.actual_optimizer.target):
             twin._replicas.note_equal(actual_optimizer.target)
+            vars(twin).update(_draws=copy.copy(self._draws))
         return twin
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import chainer
 import numpy as np
 
+from chainermn.gradients import persistents
 from chainermn.gradients.parameters import named_parameters
+from chainermn.optimizers.fingerprints import fingerprints
 
 if TYPE_CHECKING:
     from chainer.optimizer import UpdateRule
@@ -63,6 +65,33 @@ def states_of(optimizer: chainer.Optimizer) -> list[Part]:
     return found
 
 
+def persistents_of(model: chainer.Link, *, following_only: bool = False) -> list[Part]:
+    """Return the persistent values; optionally only those that should be equal on all ranks."""
+    return [
+        Part(each.path, each.value, each.set)
+        for each in persistents.persistents_of(model)
+        if each.follows_rank_0 or not following_only
+    ]
+
+
+def _attribute(owner: Any, name: str, shown: str = "") -> Part:
+    return Part(shown or name, getattr(owner, name), partial(setattr, owner, name))
+
+
+def values_of(parts: Iterable[Part]) -> dict[str, Any]:
+    """Return the values of parts by their names."""
+    return {part.name: part.value for part in parts}
+
+
+def describe(values: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return the shape, dtype and fingerprint of each value: equal on ranks with equal values."""
+    found = zip(values.items(), fingerprints(list(values.values())), strict=True)
+    return {
+        name: (getattr(value, "shape", None), str(getattr(value, "dtype", "")), fingerprint)
+        for (name, value), fingerprint in found
+    }
+
+
 def initialize_states(model: chainer.Link) -> None:
     """Initialize the states of update rules, so that all replicas have the same parts.
 
@@ -75,10 +104,6 @@ def initialize_states(model: chainer.Link) -> None:
         if rule._use_fp32_update and parameter.dtype == np.float16:
             parameter = chainer.Parameter(parameter.array.astype(np.float32))
         rule._init_states(parameter)
-
-
-def _attribute(owner: Any, name: str, shown: str = "") -> Part:
-    return Part(shown or name, getattr(owner, name), partial(setattr, owner, name))
 
 
 def _fill(array: Any, value: Any) -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Set
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import chainer
-import numpy as np
 from chainer.variable import VariableNode
 
-from chainermn.gradients.parameters import initialized_parameters, named_parameters
+from chainermn.gradients.parameters import initialized_parameters
+from chainermn.optimizers.parts import (
+    describe,
+    initialize_states,
+    parameters_of,
+    persistents_of,
+    states_of,
+    values_of,
+)
+from chainermn.optimizers.settings import hyperparameters, set_hyperparameters
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -47,38 +55,56 @@ class Replicas:
         self._link, self._nodes = None, frozenset()
 
 
-def make_equal(communicator: CommunicatorBase, target: chainer.Link) -> None:
-    """Give all ranks the same parameters and initial states of update rules. Collective."""
-    communicator.bcast_data(target)
-    initialize_states(target)
+def follow_rank_0(communicator: CommunicatorBase, optimizer: chainer.Optimizer) -> None:
+    """Give all ranks the parts of the replica of rank 0, wherever they differ. Collective.
+
+    Raises
+    ------
+    TypeError, ValueError
+        On every rank, if the models or the optimizers do not have parts of the same names.
+    """
+    model = optimizer.target
+    initialize_states(model)
+    others = [*states_of(optimizer), *persistents_of(model)]
+    if are_equal(communicator, values_of([*parameters_of(model), *others])):
+        return
+    bcast_parameters(communicator, model)
+    others = [*states_of(optimizer), *persistents_of(model)]
+    own = describe(values_of(others))
+    of_rank_0 = communicator.bcast_obj(own)
+    unlike = sorted(own.keys() ^ of_rank_0.keys())
+    differing = {name for name in of_rank_0 if own.get(name) != of_rank_0[name]}
+    everywhere = communicator.allgather_obj((unlike, differing))
+    for rank, (names, _) in enumerate(everywhere):
+        if names:
+            raise ValueError(
+                "the models and optimizers of all ranks must have the same parts; rank 0 and rank "
+                f"{rank} do not both have {', '.join(names[:3])}"
+            )
+    wanted = {name for _, names in everywhere for name in names}
+    values = communicator.bcast_obj(
+        {part.name: part.value for part in others if part.name in wanted}
+    )
+    for part in others:
+        if values.get(part.name) is not None:  # None: only known after the first forward pass
+            part.assign(values[part.name])
 
 
-def are_equal(communicator: CommunicatorBase, arrays: Iterable[tuple[str, Any]]) -> bool:
-    """Tell whether all ranks have the same named arrays. Collective."""
-    digests = communicator.allgather_obj(_digest(arrays))
-    return all(digest == digests[0] for digest in digests)
+def follow_settings(communicator: CommunicatorBase, optimizer: chainer.Optimizer) -> None:
+    """Give all ranks the hyperparameters and the loss scale of rank 0. Collective."""
+    own = hyperparameters(optimizer), optimizer._loss_scale
+    values, optimizer._loss_scale = communicator.bcast_obj(own)
+    set_hyperparameters(optimizer, values)
 
 
-def arrays_of(target: chainer.Link) -> list[tuple[str, Any]]:
-    """Return the names and arrays of all parameters; None if a parameter has no array."""
-    return [(name, parameter.array) for name, parameter in named_parameters(target)]
+def bcast_parameters(communicator: CommunicatorBase, model: chainer.Link) -> None:
+    """Give all ranks the same parameters, and states for those that they lacked. Collective."""
+    communicator.bcast_data(model)
+    initialize_states(model)
 
 
-def initialize_states(link: chainer.Link) -> None:
-    """Initialize the states of update rules; Chainer cannot load a snapshot without them."""
-    for parameter in link.params():
-        rule = getattr(parameter, "update_rule", None)
-        if rule is None or parameter.array is None:
-            continue
-        if rule._use_fp32_update and parameter.dtype == np.float16:
-            continue  # the state belongs to a copy in float32
-        rule._init_states(parameter)
-
-
-def _digest(arrays: Iterable[tuple[str, Any]]) -> bytes:
-    digest = hashlib.blake2b()
-    for name, array in arrays:
-        digest.update(repr((name, None if array is None else (array.shape, array.dtype))).encode())
-        if array is not None:
-            digest.update(np.ascontiguousarray(chainer.backends.cuda.to_cpu(array)).tobytes())
-    return digest.digest()
+def are_equal(communicator: CommunicatorBase, values: Mapping[str, Any]) -> bool:
+    """Tell whether all ranks have the same values under the same names. One small collective."""
+    description = repr(describe(values)).encode()
+    digest = hashlib.blake2b(description, digest_size=16).digest()
+    return all(other == digest for other in communicator.allgather_obj(digest))

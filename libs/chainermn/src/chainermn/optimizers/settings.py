@@ -1,0 +1,191 @@
+"""The settings of an optimizer that must be the same on all ranks, for equal steps."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from operator import is_, itemgetter
+from typing import TYPE_CHECKING, Any
+
+import chainer
+import numpy as np
+from chainer.optimizer_hooks import GradientNoise
+
+from chainermn.gradients.parameters import named_parameters
+
+if TYPE_CHECKING:
+    from chainer.optimizer import UpdateRule
+
+    from chainermn.communicators.communicator_base import CommunicatorBase
+
+_PLAIN = bool, int, float, str, tuple, type(None), np.number
+_KNOWN = *_PLAIN, *chainer.get_array_types()
+# Faster than `attrgetter` on the rules themselves.
+_is_enabled = itemgetter("enabled")
+
+
+class StepSettings:
+    """The settings of an optimizer's steps, as one number that ranks compare.
+
+    ``with_loss_scale`` tells whether the loss scale must be the same.
+
+    Attributes
+    ----------
+    may_draw : bool
+        Whether a hook or an update rule may draw random numbers.
+    """
+
+    def __init__(self, *, with_loss_scale: bool = True) -> None:
+        self.may_draw = False
+        self._with_loss_scale = with_loss_scale
+        self.forget()
+
+    def forget(self) -> None:
+        """Look at everything in the next step."""
+        # Mappings that say what the optimizer does, and the values that they had.
+        self._seen: Sequence[tuple[Mapping[str, Any], Sequence[Any]]] = ()
+        self._loss_scale: float | None = None
+        self._rules: Sequence[Mapping[str, Any]] = ()
+        self._are_enabled: Sequence[bool] = ()
+        self._number = self._number_of_rules = 0
+        self._rules_may_draw = False
+
+    def number(self, optimizer: chainer.Optimizer) -> int:
+        """Return a number below 2**32, the same on all ranks if the settings are.
+
+        Takes a few microseconds if nothing was assigned since the last call. What single
+        parameters override is only looked at if a parameter was frozen or thawed.
+        """
+        are_enabled = list(map(_is_enabled, self._rules))
+        is_known = self._seen and are_enabled == self._are_enabled
+        if is_known and optimizer._loss_scale is self._loss_scale and all(map(_is_as, self._seen)):
+            return self._number
+        if not is_known:
+            rules = _named_rules(optimizer)
+            self._rules = list(map(vars, rules.values()))
+            self._rules_may_draw = any(map(_may_draw, rules.values()))
+            self._are_enabled = list(map(_is_enabled, self._rules))
+            self._number_of_rules = _checksum(_of_rules(rules), 0)
+        hooks = _hooks(optimizer).values()
+        mappings = [*map(vars, filter(_is_known, hooks)), *_hook_mappings(optimizer)]
+        if hasattr(optimizer, "hyperparam"):
+            mappings.append(vars(optimizer.hyperparam))
+        self._seen = [(mapping, list(mapping.values())) for mapping in mappings]
+        self._loss_scale = optimizer._loss_scale
+        self.may_draw = self._rules_may_draw or any(map(_may_draw, hooks))
+        self._number = _checksum(self._of_optimizer(optimizer), self._number_of_rules)
+        return self._number
+
+    def check(self, communicator: CommunicatorBase, optimizer: chainer.Optimizer) -> None:
+        """Raise ValueError on all ranks, if any has other settings. Collective."""
+        own = {**self._of_optimizer(optimizer), **_of_rules(_named_rules(optimizer))}
+        everywhere = communicator.allgather_obj(own)
+        for name in sorted({name for one in everywhere for name in one}):
+            values = [one.get(name, "none") for one in everywhere]
+            if any(value != values[0] for value in values):
+                shown = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+                raise ValueError(
+                    f"{name} differs between ranks, so their models would become different: "
+                    f"{shown}. Set it to the same on every rank. An extension that changes it, "
+                    "such as ExponentialShift, must run on every rank"
+                )
+
+    def _of_optimizer(self, optimizer: chainer.Optimizer) -> dict[str, Any]:
+        """Return what an optimizer does with all parameters, by names for messages."""
+        found = _numbers(_entries(optimizer))
+        found["the optimizer"] = type(optimizer).__name__
+        if self._with_loss_scale:
+            found["the loss scale"] = optimizer._loss_scale
+        for name, hook in _hooks(optimizer).items():
+            found[f"the hook {name}"] = _described(hook)
+        return found
+
+
+def hyperparameters(optimizer: chainer.Optimizer) -> dict[str, dict[str, Any]]:
+    """Return the hyperparameters: the optimizer's under "", a parameter's own under its name."""
+    found = {name: _entries(rule) for name, rule in _named_rules(optimizer).items()}
+    return {"": _entries(optimizer), **found}
+
+
+def set_hyperparameters(
+    optimizer: chainer.Optimizer, values: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Set all hyperparameters to those that `hyperparameters` returned on another rank."""
+    for name, owner in {"": optimizer, **_named_rules(optimizer)}.items():
+        for key in _entries(owner).keys() - values[name].keys():
+            delattr(owner.hyperparam, key)
+        for key, value in values[name].items():
+            setattr(owner.hyperparam, key, value)
+
+
+def _of_rules(rules: Mapping[str, UpdateRule]) -> dict[str, Any]:
+    """Return what update rules do with single parameters, by names for messages."""
+    found: dict[str, Any] = {}
+    for parameter, rule in rules.items():
+        found[f"the update of parameter {parameter}"] = "on" if rule.enabled else "off"
+        for name, value in _numbers(_entries(rule)).items():
+            found[f"{name} of parameter {parameter}"] = value
+        for name, hook in _hooks(rule).items():
+            found[f"the hook {name} of parameter {parameter}"] = _described(hook)
+    return found
+
+
+def _named_rules(optimizer: chainer.Optimizer) -> dict[str, UpdateRule]:
+    pairs = named_parameters(optimizer.target)
+    rules = {name: getattr(parameter, "update_rule", None) for name, parameter in pairs}
+    return {name: rule for name, rule in rules.items() if rule is not None}
+
+
+def _entries(owner: Any) -> dict[str, Any]:
+    """Return the hyperparameters of an optimizer or update rule, without those of its parent."""
+    hyperparam = getattr(owner, "hyperparam", None)
+    entries = {} if hyperparam is None else vars(hyperparam)
+    return {
+        key: value
+        for key, value in entries.items()
+        if isinstance(value, _KNOWN) and key != "_parent"
+    }
+
+
+def _hooks(owner: Any) -> dict[str, Any]:
+    """Return the hooks of an optimizer or update rule."""
+    return {name: hook for hooks in _hook_mappings(owner) for name, hook in hooks.items()}
+
+
+def _hook_mappings(owner: Any) -> list[Mapping[str, Any]]:
+    """Return the mappings in which Chainer keeps hooks; it has no public name for them."""
+    hookable = getattr(owner, "_hookable", None)
+    return [] if hookable is None else [hookable._pre_update_hooks, hookable._post_update_hooks]
+
+
+def _is_known(hook_or_rule: Any) -> bool:
+    """Tell whether attributes that are numbers are settings, and nothing else."""
+    return type(hook_or_rule).__module__.startswith(("chainer.", "chainermn."))
+
+
+def _described(hook: Any) -> str:
+    kind, settings = type(hook), _numbers(vars(hook)) if _is_known(hook) else {}
+    shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return f"{getattr(hook, '__name__', kind.__name__)}({shown})"
+
+
+def _may_draw(hook_or_rule: Any) -> bool:
+    return type(hook_or_rule) is GradientNoise or not _is_known(hook_or_rule)
+
+
+def _is_as(seen: tuple[Mapping[str, Any], Sequence[Any]]) -> bool:
+    """Tell whether a mapping still has the same objects."""
+    mapping, values = seen
+    return len(mapping) == len(values) and all(map(is_, mapping.values(), values))
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.item() if isinstance(value, np.number) else value
+        for key, value in values.items()
+        if isinstance(value, _PLAIN)
+    }
+
+
+def _checksum(settings: Mapping[str, Any], start: int) -> int:
+    return zlib.crc32(repr(sorted(settings.items())).encode(), start)
