@@ -29,7 +29,8 @@ class Step(NamedTuple):
         Set by `OverlappedExchange`: whether an exchange began during backward, whether it is of
         no use, because gradients have changed since, and whether to exchange in another order.
     settings : int
-        Number that must be the same on all ranks; see `StepSettings`. 0 if all tell the same.
+        Number that stands for the settings of the optimizer, which must be the same on all ranks;
+        then, how far the numbers of the ranks are apart: 0 if they are equal.
     """
 
     has_new_parameters: bool = False
@@ -52,7 +53,7 @@ class Step(NamedTuple):
     def of_all(cls, maxima: Sequence[int]) -> Self:
         """Return the record of what any rank tells; raise if ranks average different things."""
         *flags, largest, negated = maxima
-        step = cls(*map(bool, flags), settings=largest + negated)
+        step = cls(*map(bool, flags))._replace(settings=largest + negated)
         if step.averages_gradients and step.averages_changes:
             raise ValueError(
                 "some ranks average gradients, and others what local steps have changed, because "

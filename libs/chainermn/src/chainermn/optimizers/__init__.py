@@ -106,10 +106,16 @@ def create_multi_node_optimizer(
 
     Notes
     -----
-    The first ``update`` takes no step, nor does the first one after parameters were added or
-    initialized. Instead, it gives all ranks the parameters of rank 0, because the gradients so
-    far belong to different parameters on different ranks. After you have loaded a snapshot that
-    made all ranks equal, the first ``update`` does take its step, so a resumed run loses none.
+    The first ``update`` takes no step. Instead, it makes the replicas equal: all ranks get the
+    parameters, persistent values, hyperparameters, loss scale and state of the optimizer that
+    rank 0 has, so it is enough to load weights or a snapshot there. The first ``update`` after
+    parameters were added or initialized takes no step either, and gives all ranks the parameters
+    of rank 0. After all ranks have loaded a snapshot that made them equal, the first ``update``
+    does take its step, so a resumed run loses none.
+
+    Later, hyperparameters, hooks, the loss scale and frozen parameters must be the same on all
+    ranks: an ``update`` raises on all ranks if one has others. What hooks and update rules draw,
+    such as the noise of ``GradientNoise``, is the same on all ranks, whatever their seeds.
 
     Hooks see the mean gradient. So ``WeightDecay`` and ``GradientClipping`` have the same effect
     as in one process with the batches of all ranks. The same is true for dynamic loss scaling: an

@@ -132,9 +132,10 @@ class MultiNodeOptimizer:
         Raises
         ------
         ValueError
-            On every rank, if the ranks have different parameters or settings; without
-            ``zero_fill``, also if only some ranks have a gradient. With ``accumulate``, if
-            ``lossfun`` is not given.
+            On every rank, if the ranks have different parameters or settings, such as another
+            learning rate, hook or frozen parameter, or if rank 0 has not loaded a snapshot that
+            others have loaded; without ``zero_fill``, also if only some ranks have a gradient.
+            With ``accumulate``, if ``lossfun`` is not given.
         """
         accumulation.check_loss_is_given(lossfun, self._accumulate)
         self._accumulated.take_over(self.actual_optimizer)
@@ -412,7 +413,7 @@ class MultiNodeOptimizer:
         return follows
 
     def _is_restored_everywhere(self, restored: PendingGradients | None) -> bool:
-        """Tell whether every rank has loaded a snapshot; raise if others have than rank 0."""
+        """Tell whether every rank has loaded a snapshot; raise if any has, but not rank 0."""
         everywhere = self.communicator.allgather_obj(restored is not None)
         if not everywhere[0]:
             ranks = [rank for rank, has_loaded in enumerate(everywhere) if has_loaded]

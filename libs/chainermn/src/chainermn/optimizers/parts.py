@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """A part of a replica.
+    """One of the values that make up a replica.
 
     Attributes
     ----------
