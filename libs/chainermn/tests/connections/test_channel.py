@@ -34,7 +34,7 @@ def receive(channel: Channel) -> list[object]:
 
 def test_what_follows_the_first_message_is_kept(ends: tuple[Channel, socket.socket]) -> None:
     channel, peer = ends
-    peer.sendall(b'["End", 1, ""]\n["Failing", "2"]\n["End", 3, ""]\n')
+    peer.sendall(b'["End", 1, "", ""]\n["Failing", "2"]\n["End", 3, "", ""]\n')
     while not (first := channel.receive(KINDS, only_first=True)):
         pass
     assert first == [End(1, "")]
@@ -47,7 +47,7 @@ def test_message_in_parts(ends: tuple[Channel, socket.socket]) -> None:
     peer.sendall(b'["End", 1')
     while channel.receive(KINDS):
         pass
-    peer.sendall(b'2, ""]\n')
+    peer.sendall(b'2, "", ""]\n')
     assert receive(channel) == [End(12, "")]
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,18 +55,22 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return notes
 
 
-def test_order_in_which_a_job_is_ended(log: list[str]) -> None:
+def test_order_in_which_a_job_is_ended(log: list[str], launcher: Callable[[], str | None]) -> None:
     with pytest.raises(Ended):
-        end_job("why", after=2.0, announce=lambda: not log.append("announce"))
+        end_job("why", after=2.0, announce=lambda: not log.append("announce"), lost="b")
     assert log == [
         *("announce", "start_reaper", "sleep(2.0)", "why", "sleep(0.3)", "Abort(1)", "kill")
     ]
+    assert launcher() == "b"
 
 
-def test_rank_leaves_the_message_and_the_end_to_another_one(log: list[str]) -> None:
+def test_rank_leaves_the_message_and_the_end_to_another_one(
+    log: list[str], launcher: Callable[[], str | None]
+) -> None:
     with pytest.raises(Ended):
         end_job("why", after=0.5, announce=lambda: False)
     assert log == ["start_reaper", f"sleep({ending.SECONDS_FOR_THE_FIRST})", "Abort(1)", "kill"]
+    assert launcher() is None
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,9 @@ def watch(seconds: Seconds, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         each.close()
 
 
-def test_rank_of_this_host_has_ended(start_job: Any, watch: Watch, said: Said) -> None:
+def test_rank_of_this_host_has_ended(
+    start_job: Any, watch: Watch, said: Said, launcher: Callable[[], str | None]
+) -> None:
     job = start_job(3)
     job.end(1)
     watch({2: job.ranks[2]}, 3, 3)
@@ -110,6 +112,7 @@ def test_rank_of_this_host_has_ended(start_job: Any, watch: Watch, said: Said) -
         f"rank 2 on {HOST} is waiting."
     ) in message
     assert message.count("Ending the whole job.") == 1
+    assert launcher() == HOST
     wait_for_the_end_of(*job.ranks, job.launcher)
 
 

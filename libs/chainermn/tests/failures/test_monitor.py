@@ -173,6 +173,8 @@ class Running:
 
 Start = Callable[..., Running]
 Said = Callable[[], str]
+# Waits for the end of the job; see `launcher`.
+Launcher = Callable[[], str | None]
 
 
 def wait_for_stderr(text: str, said: Said) -> str:
@@ -218,7 +220,7 @@ def start(launchers: list[Process], monkeypatch: pytest.MonkeyPatch) -> Iterator
     use_terminal(False)
 
 
-def test_ranks_may_go_once_all_have_left(start: Start, said: Said) -> None:
+def test_ranks_may_go_once_all_have_left(start: Start, said: Said, launcher: Launcher) -> None:
     running = start()
     first, second = running.join(2)
     first.report(left=True)
@@ -230,9 +232,12 @@ def test_ranks_may_go_once_all_have_left(start: Start, said: Said) -> None:
     second.channel.close()
     running.wait()
     assert said() == ""
+    assert launcher() is None
 
 
-def test_ranks_may_be_ended_once_one_has_said_so(start: Start, said: Said) -> None:
+def test_ranks_may_be_ended_once_one_has_said_so(
+    start: Start, said: Said, launcher: Launcher
+) -> None:
     running = start()
     first, second = running.join(2)
     second.channel.send(Stop())
@@ -241,18 +246,22 @@ def test_ranks_may_be_ended_once_one_has_said_so(start: Start, said: Said) -> No
     first.channel.close()
     running.wait()
     assert said() == ""
+    assert launcher() is None
 
 
-def test_rank_that_is_gone_without_a_word(start: Start, said: Said) -> None:
+def test_rank_that_is_gone_without_a_word(start: Start, said: Said, launcher: Launcher) -> None:
     clock = Clock()
     first, second = start(clock=clock).join(2)
     second.channel.close()
     wait_for_stderr("rank 1 on here (process 101) disappeared first", said)
     clock.now = 1.0  # until then mpiexec may end the job by itself
-    assert first.hear(End).first == 0
+    assert first.hear(End) == End(0, "", "here")
+    assert launcher() == "here"
 
 
-def test_rank_that_says_what_has_failed_ends_the_job(start: Start, said: Said) -> None:
+def test_rank_that_says_what_has_failed_ends_the_job(
+    start: Start, said: Said, launcher: Launcher
+) -> None:
     first, second, third = start(3).join(3)
     third.channel.send(Failing("that of 2"))
     second.channel.send(Failing("that of 1"))  # whichever comes second is too late
@@ -260,6 +269,7 @@ def test_rank_that_says_what_has_failed_ends_the_job(start: Start, said: Said) -
     assert ends[0].first in (1, 2)
     assert ends == [End(ends[0].first, f"that of {ends[0].first}")] * 3
     assert said() == ""
+    assert launcher() == ""
 
 
 def test_rank_that_waits_for_one_that_has_left(start: Start, said: Said) -> None:
@@ -461,12 +471,17 @@ def test_nobody_comes_and_the_rank_that_started_it_ends(start: Start) -> None:
 
 @pytest.mark.parametrize(("name", "is_killed"), [("hydra_pmi_proxy", True), ("prterun", False)])
 def test_all_are_gone_at_once(
-    name: str, is_killed: bool, start: Start, launchers: list[Process], tmp_path: Path
+    name: str,
+    is_killed: bool,
+    start: Start,
+    launchers: list[Process],
+    launcher: Launcher,
+    tmp_path: Path,
 ) -> None:
-    launcher = tmp_path / name
-    launcher.write_text("#!/bin/sh\nread -r line\n")
-    launcher.chmod(0o755)
-    with subprocess.Popen([launcher], stdin=subprocess.PIPE) as process:
+    program = tmp_path / name
+    program.write_text("#!/bin/sh\nread -r line\n")
+    program.chmod(0o755)
+    with subprocess.Popen([program], stdin=subprocess.PIPE) as process:
         launchers.append(named(name, process.pid))
         running = start(clock=Clock())
         for rank in running.join(2):
@@ -475,3 +490,4 @@ def test_all_are_gone_at_once(
         if not is_killed:  # Open MPI's launcher needs no help
             process.communicate(b"\n")
         assert process.wait(TIMEOUT) == (-signal.SIGKILL if is_killed else 0)
+    assert launcher() == "here"

@@ -41,8 +41,8 @@ from chainermn.process.main_thread import Interrupts
 HOST = socket.gethostname()
 TIMEOUT = 60.0
 M = TypeVar("M")
-# Messages of `end_job`, each with its delay in seconds.
-Ends = list[tuple[str, float]]
+# Messages of `end_job`, each with its delay in seconds and the lost host.
+Ends = list[tuple[str, float, str]]
 
 
 class Ended(BaseException):
@@ -100,13 +100,17 @@ class Peer:
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
-    """Make `end_job` only note its calls; return each message and its delay in seconds."""
+    """Make `end_job` only note its calls; return its arguments."""
     calls: Ends = []
 
     def end_job(
-        message: str, *, after: float = 0.0, announce: Callable[[], bool] = lambda: True
+        message: str,
+        *,
+        after: float = 0.0,
+        announce: Callable[[], bool] = lambda: True,
+        lost: str = "",
     ) -> None:
-        calls.append((message if announce() else "", after))
+        calls.append((message if announce() else "", after, lost))
         raise Ended
 
     def run(self: Watch) -> None:
@@ -205,7 +209,7 @@ def test_interrupt_while_a_rank_waits_at_its_end(
     with ThreadPoolExecutor(1) as threads, pytest.raises(Ended):
         answered = threads.submit(answer)
         peer.watch.leave()
-    (message,) = (message for message, _ in ends if message)
+    (message,) = (message for message, _, _ in ends if message)
     assert f"rank 3 on {HOST} was interrupted at its end" in message
     # A rank that was interrupted elsewhere gives the same reason.
     assert peer.watch.say_failing(watch.INTERRUPTED)
@@ -218,13 +222,14 @@ def test_rank_is_told_to_end(first: int, seconds: float, meet: Meet, ends: Ends)
     peer.channel.send(Tick())
     peer.channel.send(End(first, ""))
     peer.close()
-    assert ends == [("", seconds)]  # whoever knows the reason says it
+    assert ends == [("", seconds, "")]  # whoever knows the reason says it
 
 
 def test_monitor_is_gone(meet: Meet, ends: Ends) -> None:
     meet().close()
-    ((message, _),) = ends
+    ((message, _, lost),) = ends
     assert "the process that watches over the job on there has been killed" in message
+    assert lost == "there"
     assert f"Reported by rank 3 on {HOST}" in message
 
 
@@ -241,8 +246,9 @@ def test_monitor_is_silent(meet: Meet, ends: Ends) -> None:
     with MarkedCall("communicator 7 of ranks 0-3", "gather", "0-3"):
         peer = meet(limit=0.5)
         peer.watch.join(TIMEOUT)
-    ((message, _),) = ends
+    ((message, _, lost),) = ends
     assert "nothing has come from there for " in message
+    assert lost == "there"
     assert "in gather (call 1 on communicator 7 of ranks 0-3), at " in message
 
 
@@ -288,12 +294,12 @@ def test_where_ranks_that_come_later_are_to_connect(meet: Meet) -> None:
     peer.channel.send(Go())
 
 
-@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b'["Stop"]\n', b'["End", "1", ""]\n'])
+@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b'["Stop"]\n', b'["End", "1", "", ""]\n'])
 def test_monitor_that_does_not_speak_as_monitors_do(line: bytes, meet: Meet, ends: Ends) -> None:
     peer = meet()
     peer.channel.send_encoded(line)
     peer.watch.join(TIMEOUT)
-    ((message, _),) = ends
+    ((message, *_),) = ends
     assert "watches over the job on there has sent something that it never sends (" in message
 
 
@@ -324,7 +330,8 @@ def test_interrupt_that_the_main_thread_ignores(
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     peer.watch.join(TIMEOUT)
-    ((message, _),) = ends
+    ((message, _, lost),) = ends
+    assert lost == ""
     assert f"rank 3 on {HOST} was interrupted while it was at {__file__}" in message
 
 

@@ -32,7 +32,7 @@ import pytest
 import chainermn
 from chainermn.launch import calls, run
 from chainermn.launch import ranks as launch_ranks
-from chainermn.launch.connections import JOB
+from chainermn.launch.connections import take_endpoint
 from chainermn.launch.mpiexec import find_mpiexec
 from chainermn.launch.pickles import dumps
 from chainermn.process.processes import numbers_in
@@ -308,9 +308,11 @@ def test_process_that_the_function_leaves_behind(
 
 def test_nobody_can_connect_while_the_function_runs() -> None:
     def connect() -> int:
-        _, address, port = os.environ[JOB].split()
+        # The rank itself has already hidden the endpoint.
+        lines = Path("/proc/self/environ").read_text().split("\0")
+        endpoint = take_endpoint(dict(line.split("=", 1) for line in lines if line))
         with socket.socket() as stranger:
-            return stranger.connect_ex((address, int(port)))
+            return stranger.connect_ex(endpoint.addresses[0])
 
     assert run(connect, ranks=1) == [errno.ECONNREFUSED]
 
@@ -320,8 +322,8 @@ def test_strangers_do_not_hold_up_the_ranks(monkeypatch: pytest.MonkeyPatch) -> 
     strangers: list[socket.socket] = []
 
     def started(*arguments: Any, **options: Any) -> Any:
-        address, port = arguments[1][JOB].split()[1:]
-        strangers.extend(socket.create_connection((address, int(port))) for _ in range(200))
+        (address,) = take_endpoint(dict(arguments[1])).addresses
+        strangers.extend(socket.create_connection(address) for _ in range(200))
         return really_started(*arguments, **options)
 
     really_started = calls.started

@@ -31,6 +31,8 @@ from chainermn.connections.messages import (
     Member,
     Message,
     Welcome,
+    decode,
+    encode,
 )
 from chainermn.process.patience import AwakeClock
 
@@ -292,6 +294,15 @@ class Endpoint(NamedTuple):
     def of(cls, sockets: Iterable[socket.socket]) -> Endpoint:
         """Return the endpoint of these sockets, with a new key."""
         return cls([_address_of(each) for each in sockets], os.urandom(32).hex())
+
+    @classmethod
+    def from_text(cls, text: str) -> Endpoint:
+        """Rebuild an endpoint from `as_text`; raise ValueError if that is not what this is."""
+        return cast(Endpoint, decode(text.encode(), [cls]))
+
+    def as_text(self) -> str:
+        """Return a line of text to hand to ranks in secret, since it includes the key."""
+        return encode(self).decode().rstrip()
 
     def join(self, member: Member) -> Channel | None:
         """Join at the first address whose listener knows the key; return None if none does."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from chainermn.failures.launcher import RANK, tell_end
 from chainermn.process.helper import start_shell
 from chainermn.process.processes import Process, family_of, launchers_of, shared_memory_of
 
@@ -54,13 +55,18 @@ _ending = threading.Lock()
 
 
 def end_job(
-    message: str, *, after: float = 0.0, announce: Callable[[], bool] = lambda: True
+    message: str,
+    *,
+    after: float = 0.0,
+    announce: Callable[[], bool] = lambda: True,
+    lost: str = "",
 ) -> NoReturn:
     """Print a message and end all processes of the job, even if MPI is stuck on this host.
 
     Several threads may call this: each prints, and the first one ends the process. It first calls
     ``announce``, which returns False if another process prints the message and ends the job. The
     message, if there is one, comes ``after`` that many seconds, so that another rank can be first.
+    The launcher learns which host is ``lost``, if any.
     """
     is_first = _ending.acquire(blocking=False)
     with contextlib.suppress(Exception):  # keep going, even without any memory left
@@ -71,6 +77,8 @@ def end_job(
     time.sleep(after)
     if message:
         print_at_once(message)
+        with contextlib.suppress(Exception):
+            tell_end(RANK, lost)
         _wait_until_read()
         time.sleep(SECONDS_FOR_OUTPUT)
     while not is_first:

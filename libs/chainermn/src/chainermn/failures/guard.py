@@ -19,6 +19,7 @@ import time
 from typing import NamedTuple
 
 from chainermn.failures.ending import print_at_once, start_reaper
+from chainermn.failures.launcher import GUARD, tell_end
 from chainermn.failures.limits import report_delay
 from chainermn.failures.wait import as_ranges
 from chainermn.process.patience import AwakeClock
@@ -153,6 +154,7 @@ class Guard:
                 first.process,
                 f"{absent} ended before create_communicator, where rank {first.rank} on "
                 f"{self._host} is waiting. Output above may say why.",
+                lost=self._host,
             )
             return
         longest = min(self._waiting.values(), key=lambda waiting: waiting.since)
@@ -214,11 +216,12 @@ class Guard:
             "host, for example with ulimit -n 4096, or start fewer ranks there.",
         )
 
-    def _end(self, rank: Process, text: str, after: float = 0.0) -> None:
+    def _end(self, rank: Process, text: str, *, after: float = 0.0, lost: str = "") -> None:
         time.sleep(after)
         if rank.is_alive():  # nobody else was first
             self._is_over = True
             print_at_once(f"chainermn: {text}\nEnding the whole job.")
+            tell_end(GUARD, lost)
             start_reaper(rank.pid)
             rank.kill()  # makes mpiexec end the others
 

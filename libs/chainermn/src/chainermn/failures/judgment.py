@@ -66,6 +66,8 @@ class Verdict:
     subject: str
     #: Whether the job must end.
     is_fatal: bool
+    #: Host that is to blame; empty if none is.
+    lost: str = ""
 
 
 class Judge:
@@ -108,7 +110,8 @@ class Judge:
                 yield self._fatal(
                     f"{state.name} (process {state.pid}) has been silent for {silence:.0f} s: it "
                     "is stopped, or its host or the network is down. According to its last "
-                    f"report, it {self._doing(state)}.{self._waited_for(state)}"
+                    f"report, it {self._doing(state)}.{self._waited_for(state)}",
+                    lost=state.host,
                 )
 
     def _deadlocked(self) -> Iterator[Verdict]:
@@ -231,8 +234,8 @@ class Judge:
         caller = state.main_wait.caller and f"called by {state.main_wait.caller}, "
         return f"has been in {state.main_wait.name} for {seconds:.1f} s, {caller}at {state.place}"
 
-    def _fatal(self, text: str) -> Verdict:
-        return Verdict(f"{text}\n{self._remedy}", "", is_fatal=True)
+    def _fatal(self, text: str, lost: str = "") -> Verdict:
+        return Verdict(f"{text}\n{self._remedy}", "", is_fatal=True, lost=lost)
 
     def _warning(self, text: str, subject: str) -> Verdict:
         return Verdict(f"{text}\n{self._remedy}", subject, is_fatal=False)

@@ -64,6 +64,8 @@ class End(NamedTuple):
 
     first: int | None
     reason: str
+    #: Host that is to blame, as it went silent or lost a rank; empty if none is.
+    lost: str = ""
 
 
 #: What a rank sends, and what the monitor sends.

@@ -24,6 +24,7 @@ from chainermn.connections.messages import Member, Message, encode
 from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once, use_terminal
 from chainermn.failures.guard import SECONDS_HELD
 from chainermn.failures.judgment import Judge, RankState
+from chainermn.failures.launcher import MONITOR, connect
 from chainermn.failures.messages import (
     OF_RANK,
     Absent,
@@ -91,7 +92,9 @@ class Monitor:
         self._end_at = float("inf")
         self._first: int | None = None
         self._reason = ""
+        self._lost = ""
         self._is_told = False
+        self._launcher: Channel | None = None
 
     def run(self) -> None:
         """Receive reports and judge them until all ranks are gone."""
@@ -117,7 +120,11 @@ class Monitor:
             if ready and are_members:
                 self._let_messages_collect()
         if self._is_ending and not self._is_told:  # all ranks ended by themselves
+            self._tell_to_end()  # the launcher
             self._end_mpiexec()
+        if self._launcher is not None:
+            self._launcher.send(Go())  # unless it has been told to end the job
+            self._launcher.close()
 
     def _let_messages_collect(self) -> None:
         """Wait a little, unless a rank is gone: then mpiexec may soon end the others."""
@@ -138,6 +145,8 @@ class Monitor:
         return self._starter is None or not self._starter.is_alive()
 
     def _welcome(self, channel: Channel, member: Member) -> None:
+        if self._launcher is None and not self._members:  # not before: ranks may kill this process
+            self._launcher = connect(MONITOR)
         now = self._clock.read()
         self._members[channel] = RankState(member.rank, member.host, member.pid, heard_at=now)
         self._starter = None
@@ -163,7 +172,7 @@ class Monitor:
                     f"({error})."
                 )
             if not self._may_leave:
-                self._end(text, _SECONDS_FOR_MPIEXEC)
+                self._end(text, _SECONDS_FOR_MPIEXEC, lost.host)
 
     def _take(self, channel: Channel, message: Message) -> None:
         state = self._members[channel]
@@ -215,24 +224,24 @@ class Monitor:
         now, limit = self._clock.read(), self._settings.limit
         for verdict in Judge(self._members.values(), now, limit).verdicts():
             if verdict.is_fatal:
-                self._end(verdict.text)
+                self._end(verdict.text, lost=verdict.lost)
                 break
             if now - self._warned_at.get(verdict.subject, -limit) >= limit:
                 self._warned_at[verdict.subject] = now
                 print_at_once(f"chainermn: {verdict.text}")
 
-    def _end(self, text: str, patience: float = SECONDS_FOR_OUTPUT) -> None:
+    def _end(self, text: str, patience: float = SECONDS_FOR_OUTPUT, lost: str = "") -> None:
         """Unless the job is already ending, print why it must end, and end it soon after."""
         if not self._is_ending:
             print_at_once(f"chainermn: {text}\nEnding the whole job.")
-            self._end_at = self._clock.read() + patience
+            self._end_at, self._lost = self._clock.read() + patience, lost
 
     def _tell_to_end(self) -> None:
         if self._first is None:
             lately = self._clock.read() - 3 * self._settings.period - _SECONDS_FOR_MPIEXEC
             able = [state.rank for state in self._members.values() if state.heard_at > lately]
             self._first = min(able, default=None)
-        self._broadcast(End(self._first, self._reason))
+        self._broadcast(End(self._first, self._reason, self._lost))
         self._is_told = True
 
     def _end_mpiexec(self) -> None:
@@ -247,5 +256,5 @@ class Monitor:
 
     def _broadcast(self, message: Message) -> None:
         data = encode(message)
-        for channel in self._members:
+        for channel in filter(None, (*self._members, self._launcher)):
             channel.send_encoded(data)

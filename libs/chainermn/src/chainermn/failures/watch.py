@@ -296,6 +296,7 @@ class Watch(threading.Thread):
                 f"the process that watches over the job on {self.settings.host} has {how}. "
                 f"Reported by {self._me}.",
                 after=report_delay(self._rank),
+                lost=self.settings.host,
             )
         self._heard_at = self._clock.read()
 
@@ -303,7 +304,7 @@ class Watch(threading.Thread):
         if isinstance(message, Go):
             self._is_over = True
         elif isinstance(message, End):
-            self._first, self._reason = message
+            self._first, self._reason = message.first, message.reason
             self._told_to_end.set()
             is_first = self._first == self._rank
             end_job("", after=0 if is_first else SECONDS_FOR_THE_FIRST)
@@ -337,4 +338,5 @@ class Watch(threading.Thread):
                 f"nothing has come from {self.settings.host} for {silence:.0f} s: that host or "
                 f"the network is down. Reported by {self._me}, {call}at {place()}.",
                 after=report_delay(self._rank),
+                lost=self.settings.host,
             )

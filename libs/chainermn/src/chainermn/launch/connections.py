@@ -13,12 +13,12 @@ from multiprocessing.connection import Connection
 from chainermn.connections import joining
 from chainermn.connections.channel import Channel
 from chainermn.connections.joining import LOOPBACK, Endpoint, listen, own_addresses
-from chainermn.connections.messages import Address, Member
+from chainermn.connections.messages import Member
 
 #: Variable that names the job; all of the job's processes inherit it.
 JOB = "_CHAINERMN_RUN"
 # Not an argument, because all users of a host can see each other's command lines.
-_KEY = "_CHAINERMN_RUN_KEY"
+_ENDPOINT = "_CHAINERMN_RUN_ENDPOINT"
 
 #: The purposes of each rank's connections, in the order in which it opens them.
 PURPOSES = ("stdout", "stderr", "call")
@@ -37,10 +37,9 @@ class Listener:
 
     def __init__(self, size: int, hosts: Sequence[object] | None) -> None:
         sockets = listen([LOOPBACK] if hosts is None else own_addresses())
-        addresses, key = Endpoint.of(sockets)
-        self._listener = joining.Listener(sockets, key, range(size), PURPOSES)
-        places = [f"{address} {port}" for address, port in addresses]
-        self.environment = {JOB: " ".join((secrets.token_hex(8), *places)), _KEY: key}
+        endpoint = Endpoint.of(sockets)
+        self._listener = joining.Listener(sockets, endpoint.key, range(size), PURPOSES)
+        self.environment = {JOB: secrets.token_hex(8), _ENDPOINT: endpoint.as_text()}
 
     def fileno(self) -> int:
         """Return a file descriptor that is readable as soon as anyone connects or sends."""
@@ -59,10 +58,8 @@ class Listener:
 
 
 def take_endpoint(environment: MutableMapping[str, str]) -> Endpoint:
-    """Return the endpoint described by `Listener.environment`; remove the key from children."""
-    _, *places = environment[JOB].split()
-    addresses = map(Address, places[::2], map(int, places[1::2]))
-    return Endpoint([*addresses], environment.pop(_KEY))
+    """Return the endpoint in `Listener.environment`, and hide it from children."""
+    return Endpoint.from_text(environment.pop(_ENDPOINT))
 
 
 def connect(endpoint: Endpoint, rank: int, purpose: str) -> Connection:

@@ -69,10 +69,10 @@ class SignalsToChild:
         return self.wait(self.start(command, environment))
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str], **options: Any
+        self, command: Sequence[str], environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         """Start a process that gets all signals from now on; end it if one has already come."""
-        self._process = process = subprocess.Popen(command, env=environment, **options)
+        self._process = process = subprocess.Popen(command, env=environment)
         if self._is_too_early:
             process.terminate()
             _insist_on_end(process)
