@@ -16,7 +16,7 @@ import pytest
 from chainer.serializers import NpzDeserializer, load_npz, save_npz
 from chainer.training import extensions
 
-from chainer_compat.npz import DamagedFileError, UnsafeFileError, open_npz
+from chainer_compat.npz import DamagedFileError, ShapeError, UnsafeFileError, open_npz
 from chainer_compat.pickles import NotPlainError, read_array
 
 TRUST = "CHAINER_COMPAT_TRUST_FILES"
@@ -581,16 +581,20 @@ def damaged_behind_its_header(path, array):
 @pytest.mark.parametrize(
     "value, error, message",
     [
-        (np.zeros(3, np.float32), ValueError, r"could not broadcast shape \(9000,\) to \(3,\)"),
-        (np.zeros(9001, np.float32), ValueError, r"could not broadcast shape"),
+        (np.zeros(3, np.float32), ShapeError, r"could not broadcast shape \(9000,\) to \(3,\)"),
+        (np.zeros(9001, np.float32), ShapeError, r"could not broadcast shape"),
         (1, TypeError, r"an array of shape \(9000,\) is not of type int"),
         (1.5, TypeError, r"an array of shape \(9000,\) is not of type float"),
     ],
 )
 def test_what_does_not_fit_is_not_read(value, error, message, tmp_path):
     path = damaged_behind_its_header(tmp_path / "x.npz", np.zeros(9000, np.float32))
-    with pytest.raises(error, match=rf"'x' in .*x\.npz: {message}"):
+    with pytest.raises(error, match=rf"'x' in .*x\.npz: {message}") as caught:
         load_npz(path, Keeps(value))
+    if isinstance(caught.value, ShapeError):
+        for found in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+            assert (found.file, found.key) == (str(path), "x")
+            assert (found.saved, found.expected) == ((9000,), value.shape)
     with pytest.raises(DamagedFileError):
         load_npz(path, Keeps(np.zeros(9000, np.float32)))
     load_npz(path, Keeps(value), ignore_names="x")  # skips the array

@@ -39,6 +39,29 @@ class UnsafeFileError(OSError):
     """Raised if a file could run a program or reach another file."""
 
 
+class ShapeError(ValueError):
+    """Raised if an array does not have the shape of what it would replace.
+
+    Attributes
+    ----------
+    file, key : str
+        Name of the file, and key of the array.
+    saved, expected : tuple of int
+        Shape of the array, and of what it would replace.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        file: str = "",
+        key: str = "",
+        saved: tuple[int, ...] = (),
+        expected: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(message)  # alone, so that copies and pickles work
+        self.file, self.key, self.saved, self.expected = file, key, saved, expected
+
+
 @contextlib.contextmanager
 def open_npz(
     file: str | os.PathLike[str] | IO[bytes], name: str | None = None
@@ -140,14 +163,14 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
 
         Raises
         ------
-        TypeError, ValueError
+        TypeError, ShapeError
             If something larger would replace a number or an array, as in Chainer.
         """
         if key in self._replaced:
             return self._replaced[key]
         shape, dtype, *_ = header = self.header(key)
         if not dtype.hasobject:
-            _check_fits(self._place(key), value, shape, dtype)
+            self._check_fits(key, value, shape, dtype)
         return self._read(key, header)
 
     def verify(self) -> None:
@@ -184,6 +207,21 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
     def _open(self, key: str) -> Iterator[IO[bytes]]:
         with _explained(self._place(key)), self._archive.open(self._members[key]) as stream:
             yield stream
+
+    def _check_fits(
+        self, key: str, value: Any, shape: tuple[int, ...], dtype: numpy.dtype[Any]
+    ) -> None:
+        place = self._place(key)
+        if hasattr(value, "shape") and not isinstance(value, numpy.generic):
+            if not _can_broadcast(shape, value.shape):
+                message = f"{place}: could not broadcast shape {shape} to {value.shape}"
+                raise ShapeError(message, self._name, key, shape, value.shape)
+            if dtype.itemsize > 32 and not numpy.can_cast(dtype, value.dtype, "same_kind"):
+                raise TypeError(f"{place}: cannot cast from {dtype} to {value.dtype}")
+        elif isinstance(value, (int, float, complex)) and math.prod(shape) != 1:
+            raise TypeError(
+                f"{place}: an array of shape {shape} is not of type {type(value).__name__}"
+            )
 
     def _place(self, key: str) -> str:
         return f"{key!r} in {self._name}"
@@ -275,18 +313,6 @@ def _read_header(stream: IO[bytes], length: int) -> _Header:
             f"an array of {dtype} of shape {shape} has {expected} bytes, but this has {size}"
         )
     return _Header(shape, dtype, fortran_order, start.tell(), size)
-
-
-def _check_fits(place: str, value: Any, shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> None:
-    if hasattr(value, "shape") and not isinstance(value, numpy.generic):
-        if not _can_broadcast(shape, value.shape):
-            raise ValueError(f"{place}: could not broadcast shape {shape} to {value.shape}")
-        if dtype.itemsize > 32 and not numpy.can_cast(dtype, value.dtype, "same_kind"):
-            raise TypeError(f"{place}: cannot cast from {dtype} to {value.dtype}")
-    elif isinstance(value, (int, float, complex)) and math.prod(shape) != 1:
-        raise TypeError(
-            f"{place}: an array of shape {shape} is not of type {type(value).__name__}"
-        )
 
 
 def _can_broadcast(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:

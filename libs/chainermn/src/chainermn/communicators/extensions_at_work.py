@@ -1,4 +1,8 @@
-"""Find the extension of a trainer that makes a call."""
+"""Find the extension of a trainer that makes a call.
+
+Chainer has no interface that tells which extension runs: only a variable of `Trainer.run` does. To
+avoid reading it, Chainer would have to be patched, which this library does not do.
+"""
 
 from __future__ import annotations
 

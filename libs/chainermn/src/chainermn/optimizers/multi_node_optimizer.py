@@ -23,7 +23,7 @@ from chainermn.optimizers.parts import parameters_of, values_of
 from chainermn.optimizers.pending import PendingGradients
 from chainermn.optimizers.replicas import Replicas
 from chainermn.optimizers.settings import StepSettings
-from chainermn.resuming import N_RANKS
+from chainermn.resuming import N_RANKS, note_ranks
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -88,6 +88,7 @@ class MultiNodeOptimizer:
         accumulate: int = 1,
         uneven: bool = False,
     ) -> None:
+        note_ranks(communicator.size)
         vars(self).update(
             actual_optimizer=actual_optimizer,
             communicator=communicator,
