@@ -228,8 +228,14 @@ def test_what_is_said_of_an_error(ends: Ends) -> None:
     assert how["announce"]()  # without a watch, every rank says it
 
 
+class CUDARuntimeError(RuntimeError):
+    """What CuPy raises for a GPU that is not there."""
+
+    status = 101
+
+
 def test_a_gpu_that_is_not_there_has_a_remedy(ends: Ends) -> None:
-    leave_uncaught(RuntimeError("cudaErrorInvalidDevice: invalid device ordinal"))
+    leave_uncaught(CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal"))
     assert ends[0][0].count("Use chainermn.choose_device(comm) instead") == 1
 
 
@@ -239,7 +245,7 @@ def test_alone_it_is_an_ordinary_traceback(
     world.rank, world.size = 0, 1
     error = raised_by(lambda: int("many"))
     leave_uncaught(error)
-    leave_uncaught(RuntimeError("cudaErrorInvalidDevice: invalid device ordinal"))
+    leave_uncaught(CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal"))
     said = capsys.readouterr().err
     assert said.startswith("".join(traceback.format_exception(error)))
     assert said.count("Use chainermn.choose_device(comm) instead") == 1

@@ -25,8 +25,8 @@ from chainermn.process.processes import launched_as
 #: Environment variables. If one of them is set, importing ``chainermn`` installs the hook.
 VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 
-# CuPy's error in a script that uses GPU number `comm.intra_rank`.
-_NO_SUCH_GPU = "cudaErrorInvalidDevice"
+# Status of CuPy's error in a script that uses GPU number `comm.intra_rank`.
+_NO_SUCH_GPU = 101  # cudaErrorInvalidDevice
 _CHOOSE_DEVICE = (
     "There is no GPU with this number: each rank may see only its own, as number 0, or a host has "
     "more ranks than GPUs. Use chainermn.choose_device(comm) instead of "
@@ -98,7 +98,7 @@ def _abort_job(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     resuming.explain(error)
-    if _NO_SUCH_GPU in str(error):
+    if isinstance(error, RuntimeError) and getattr(error, "status", None) == _NO_SUCH_GPU:
         error.add_note(_CHOOSE_DEVICE)
     rank, size = _rank_and_size()
     if size == 1:
