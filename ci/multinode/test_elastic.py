@@ -232,3 +232,32 @@ def test_hosts_vanish_and_return(
     assert len(attempts) > n_losses
     assert elastic.events()[-1].kind == "stopped"
     assert not list(folder.glob("job.*"))
+
+
+KILLED = """\
+import os, signal, chainermn
+comm = chainermn.create_communicator("naive")
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+comm.recv_obj(1)
+"""
+
+
+def test_host_that_loses_a_rank_is_named(
+    hosts: Hosts, folder: Path, start_command: Callable[..., Job]
+) -> None:
+    """The launcher, the watch and the rank are on three hosts, all of which can be reached."""
+    if len(hosts.names) < 3:
+        pytest.skip(f"needs 3 hosts, there are {len(hosts.names)}")
+    script = folder / "killed.py"
+    script.write_text(KILLED)
+    places = ",".join(f"{name}:1" for name in hosts.names[1:3])
+    options = ["--host", places, "--min-ranks", "2"]
+    if "PYTHONPATH" in os.environ:  # Open MPI does not pass it on
+        options += ["--forward", "PYTHONPATH"]
+    command = [sys.executable, "-m", "chainermn", "launch", *options, str(script)]
+    ended = start_command(command).wait()
+    assert not ended.timed_out
+    assert re.search(
+        rf"attempt 1 of 1 ended with exit code \d+; {hosts.names[2]}: named above", ended.stderr
+    ), ended.stderr
