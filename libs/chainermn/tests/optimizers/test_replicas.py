@@ -327,6 +327,19 @@ def test_settings_of_one_rank_end_the_next_step(
         train(optimizer, range(5, 9))
 
 
+def test_what_a_parameter_overrides_on_one_rank_ends_the_next_epoch(
+    comm: CommunicatorBase,
+) -> None:
+    optimizer = multi_node(comm)
+    train(optimizer, range(3))
+    if comm.rank == 2:
+        optimizer.target.b.W.update_rule.hyperparam.alpha = 0.5
+    optimizer.new_epoch()
+    expected = "alpha of parameter /b/W differs.*: none on rank 0, none on rank 1, 0.5 on rank 2"
+    with pytest.raises(ValueError, match=expected):
+        train(optimizer, range(3, 4))
+
+
 @pytest.mark.parametrize("what", ["hook", "rate", "frozen", "user's hook"])
 def test_settings_that_do_not_follow_end_the_first_update(
     comm: CommunicatorBase, what: str

@@ -23,20 +23,21 @@ def fingerprints(values: Sequence[Any]) -> list[int]:
     `repr` counts.
     """
     values = [value.item() if isinstance(value, np.generic) else value for value in values]
-    sums = {index: _sum(array) for index, array in enumerate(values) if hasattr(array, "dtype")}
+    arrays = {index: value for index, value in enumerate(values) if hasattr(value, "dtype")}
     found: dict[int, int] = {}
-    for xp in {get_array_module(one) for one in sums.values()}:
-        those = [index for index, one in sums.items() if get_array_module(one) is xp]
-        found.update(zip(those, xp.stack([sums[index] for index in those]).tolist(), strict=True))
+    for xp in set(map(get_array_module, arrays.values())):
+        here = {index: one for index, one in arrays.items() if get_array_module(one) is xp}
+        weights = xp.asarray(_WEIGHTS)
+        sums = xp.stack([_sum(xp, array, weights) for array in here.values()])
+        found.update(zip(here, sums.tolist(), strict=True))
     return [
         found[index] if index in found else zlib.crc32(repr(value).encode())
         for index, value in enumerate(values)
     ]
 
 
-def _sum(array: Any) -> Any:
+def _sum(xp: Any, array: Any, weights: Any) -> Any:
     """Return a weighted sum of an array's bytes, as an array of shape () beside it."""
-    xp = get_array_module(array)
     content = xp.ascontiguousarray(array).reshape(-1).view(np.uint8)
     n_words = content.size // _WORD.itemsize
     n_rows = n_words // _N_COLUMNS
@@ -44,4 +45,4 @@ def _sum(array: Any) -> Any:
     sums = words[: n_rows * _N_COLUMNS].reshape(n_rows, _N_COLUMNS).sum(axis=0, dtype=_WORD)
     for part in words[n_rows * _N_COLUMNS :], content[n_words * _WORD.itemsize :]:
         sums[: part.size] += part
-    return xp.asarray((sums * xp.asarray(_WEIGHTS)).sum(dtype=_WORD))
+    return xp.asarray((sums * weights).sum(dtype=_WORD))

@@ -153,6 +153,7 @@ class MultiNodeOptimizer:
         With ``accumulate``, take a step on the mean of the batches since the last step. With
         ``uneven``, join the steps of the ranks that still have batches.
         """
+        self._step_settings.forget()
         if self._accumulate > 1 and self._replicas.were_equal(self.actual_optimizer.target):
             self._step(ends_epoch=True)
         if self._join is not None:

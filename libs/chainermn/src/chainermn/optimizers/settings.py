@@ -54,7 +54,7 @@ class StepSettings:
         """Return a number below 2**32, the same on all ranks if the settings are.
 
         Takes a few microseconds if nothing was assigned since the last call. What single
-        parameters override is only looked at if a parameter was frozen or thawed.
+        parameters override is only looked at after `forget`, or if one was frozen or thawed.
         """
         are_enabled = list(map(_is_enabled, self._rules))
         is_known = self._seen and are_enabled == self._are_enabled
