@@ -21,7 +21,7 @@ def draw() -> Canvas:
         286,
         440,
         50,
-        "after the stall limit the job ends: the message",
+        "after two seconds the job ends: the message",
         "shows both calls, with their lines",
         kind="fail",
     )

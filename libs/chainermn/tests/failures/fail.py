@@ -72,7 +72,7 @@ def evaluate(comm, is_added: bool) -> None:
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
     batches = (chainer.iterators.SerialIterator(data, 2, repeat=each) for each in (True, False))
     updater = chainer.training.StandardUpdater(next(batches), optimizer)
-    trainer = chainer.training.Trainer(updater, (1, "epoch"))
+    trainer = chainer.training.Trainer(updater, (2, "epoch"))
     evaluator = chainer.training.extensions.Evaluator(next(batches), model)
     if is_added:
         trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))

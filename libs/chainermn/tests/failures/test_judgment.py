@@ -103,20 +103,51 @@ def test_different_calls_at_the_same_time_are_a_deadlock() -> None:
     assert f"rank 1 on host has been in bcast (call 5 on {STREAM}) for 11.0 s, at" in verdict.text
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "limit", "is_noticed"),
+    [
+        (call(5, 1.1), call(5, 1.2, "bcast"), 300, True),
+        (call(5, 1.1), call(5, 0.9, "bcast"), 300, False),
+        (call(5, 0.6), call(5, 0.6, "bcast"), 0.5, True),
+        (call(5, 99.0), call(5, 99.0), 300, False),
+        (call(5, 99.0), call(5, 99.0, "bcast"), 0, False),
+        (call(5, 99.0), call(6, 99.0, "bcast"), 300, False),  # it was in call 5 before
+        (call(5, 99.0), call(5, 99.0, "bcast", "another"), 300, False),
+        (message(1, 0, 1, 0, 99.0), message(1, 0, 1, 1, 99.0), 300, False),
+        (message(1, 0, 1, 0, 99.0), message(1, 1, 0, 1, 99.0), 300, False),
+    ],
+)
+def test_calls_that_can_never_match_are_noticed_long_before_the_limit(
+    one: Wait, other: Wait, limit: float, is_noticed: bool
+) -> None:
+    verdicts = judged(ranks(one, other, None, counts=5), limit)
+    assert any(verdict.is_fatal for verdict in verdicts) == is_noticed
+
+
+def test_of_many_ranks_the_one_that_is_elsewhere_comes_first() -> None:
+    waits = [call(5, 1.1)._replace(members="0-99")] * 99
+    states = ranks(*waits[:60], waits[0]._replace(operation="bcast_obj"), *waits[60:])
+    lines = judged(states, limit=300)[0].text.splitlines()
+    assert lines[1].startswith("  rank 60 on host has been in bcast_obj (call 5 on ")
+    assert lines[2].startswith("  rank 0 on host has been in allreduce (call 5 on ")
+
+
 def test_extension_of_some_ranks_only_is_named() -> None:
     caller = "extension 'validation' (Evaluator)"
     evaluating, updating = call(5, 11.0, "bcast_obj")._replace(caller=caller), call(5, 11.0)
     verdict = judged(ranks(evaluating, updating, updating))[0]
     assert f"for 11.0 s, called by {caller}, at train.py:7" in verdict.text
-    assert f"Only some of these ranks are in {caller}: an extension that" in verdict.text
+    assert f"Only some of these ranks are in {caller}. An extension that" in verdict.text
     assert "must be added to the trainers of all ranks, with the same trigger." in verdict.text
+    assert "the ranks have different numbers of batches" in verdict.text
+    assert "create_multi_node_optimizer(..., uneven=True)" in verdict.text
 
 
 def test_extension_that_others_have_ended_without_is_named() -> None:
     caller = "extension 'validation' (Evaluator)"
     states = ranks(call(5, 0.1)._replace(caller=caller), None, None)
     states[1].left_at = states[2].left_at = NOW
-    assert f"Only some of these ranks are in {caller}: " in judged(states)[0].text
+    assert f"Only some of these ranks are in {caller}. " in judged(states)[0].text
 
 
 def test_extension_of_all_ranks_is_not_to_blame() -> None:

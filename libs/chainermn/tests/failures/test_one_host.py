@@ -101,14 +101,15 @@ def test_rank_that_computes_is_waited_for() -> None:
     assert f"HAS NOT arrived: rank 1 on {HOST}, which is at {SCRIPT}:" in result.stderr
 
 
-def test_extension_on_one_rank_only_is_named(tmp_path: Path) -> None:
-    result = run("extension", cwd=tmp_path)
+def test_extension_on_one_rank_only_is_named_long_before_the_stall_limit(tmp_path: Path) -> None:
+    result = run("extension", cwd=tmp_path, limit=1e6)
     assert_ended(
         result,
-        f"rank 0 on {HOST} has ended its script",
-        f"has arrived: rank 1 on {HOST}, which has been in allgather_obj (call ",
+        "these ranks wait for each other",
+        f"rank 0 on {HOST} has been in multi_node_mean_grad (call ",
+        f"rank 1 on {HOST} has been in allgather_obj (call ",
         f"called by extension 'validation' (Evaluator), at {SCRIPT}:",
-        "Only some of these ranks are in extension 'validation' (Evaluator): ",
+        "Only some of these ranks are in extension 'validation' (Evaluator). ",
     )
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from chainermn.failures.wait import Key, Wait
 
 # How many stall limits a collective may take once all ranks have reached it: it may be large.
 _LIMITS_IF_COMPLETE = 10
+# How long ranks wait in calls that can never match: it is too late for the right one.
+_SECONDS_IF_HOPELESS = 1.0
 _MOST_LINES = 16
 
 REMEDY = (
-    "All ranks must make the same calls in the same order, the same number of times. "
-    "After CHAINERMN_STALL_LIMIT seconds of waiting or silence, now {limit:g}, ChainerMN looks "
-    "for the cause; 0 switches this off."
+    "All ranks must make the same calls in the same order, the same number of times. ChainerMN "
+    "looks for the cause after CHAINERMN_STALL_LIMIT seconds of waiting or silence, now "
+    "{limit:g}, or sooner if calls can never match; 0 switches this off."
 )
 
 
@@ -116,10 +118,12 @@ class Judge:
 
     def _deadlocked(self) -> Iterator[Verdict]:
         """Find groups of ranks in which every rank waits for another of the group."""
+        calls = {state.rank: wait for state in self._ranks.values() if (wait := state.main_wait)}
+        hopeless, soon = self._hopeless(calls.values()), min(_SECONDS_IF_HOPELESS, self._limit)
         blocked = {
-            state.rank: wait
-            for state in self._ranks.values()
-            if (wait := state.main_wait) and self._now - wait.since > self._limit
+            rank: wait
+            for rank, wait in calls.items()
+            if self._now - wait.since > (soon if wait in hopeless else self._limit)
         }
         # Remove, call by call, the ranks that do not wait for any of the remaining ones.
         inside: defaultdict[Key, list[int]] = defaultdict(list)
@@ -141,11 +145,27 @@ class Judge:
                     if not waited_for[call]:
                         free.append(call)
         if blocked:
-            lines = [
-                f"  {self._ranks[rank].name} {self._doing(self._ranks[rank])}" for rank in blocked
+            # Of many ranks, those that are not where most are come first.
+            states = [
+                self._ranks[rank]
+                for rank in sorted(blocked, key=lambda rank: len(inside[blocked[rank].key]))
             ]
-            advice = _advice(self._ranks[rank] for rank in blocked)
+            lines = [f"  {state.name} {self._doing(state)}" for state in states]
+            advice = _advice(states)
             yield self._fatal(f"these ranks wait for each other:\n{_cut(lines)}{advice}")
+
+    def _hopeless(self, calls: Collection[Wait]) -> set[Wait]:
+        """Return calls on the same communicator, with the same number, that can never match."""
+        if self._limit == float("inf"):
+            return set()
+        operations: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        for wait in calls:
+            operations[wait.stream, wait.number].add(wait.operation)
+        return {
+            wait
+            for wait in calls
+            if len(operations[wait.stream, wait.number]) > 1 and not wait.is_message
+        }
 
     def _stalled(self) -> Iterator[Verdict]:
         """Find calls that take a long time, for any reason."""
@@ -247,8 +267,10 @@ def _advice(states: Iterable[RankState]) -> str:
     if len(callers) == 1:
         return ""
     return (
-        f"\nOnly some of these ranks are in {' and '.join(sorted(callers - {''}))}: an extension "
-        "that communicates must be added to the trainers of all ranks, with the same trigger."
+        f"\nOnly some of these ranks are in {' and '.join(sorted(callers - {''}))}. An extension "
+        "that communicates must be added to the trainers of all ranks, with the same trigger. If "
+        "it is, the ranks have different numbers of batches: make them equal, as scatter_dataset "
+        "does with force_equal_length=True, or use create_multi_node_optimizer(..., uneven=True)."
     )
 
 
