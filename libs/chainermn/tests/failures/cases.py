@@ -77,7 +77,7 @@ CASES = (
     Case("worker killed", (*_RAISED, "was killed by SIGKILL")),
     Case("SIGSTOP", ("rank {rank} on {host} (process ", "silent for", *_NOT_COME), STALL_LIMIT),
     Case("SIGINT to mpiexec", to_mpiexec=signal.SIGINT),
-    Case("SIGTERM to mpiexec", to_mpiexec=signal.SIGTERM),
+    Case("SIGTERM to mpiexec", ("mpiexec, or the whole job, got SIGTERM",), 300, signal.SIGTERM),
 )
 
 

@@ -22,6 +22,7 @@ from chainermn.connections.joining import LOOPBACK, Endpoint, listen
 from chainermn.connections.messages import Address, Member, Message, encode
 from chainermn.failures import monitor
 from chainermn.failures.ending import use_terminal
+from chainermn.failures.group_signals import GroupSignals
 from chainermn.failures.judgment import Judge, RankState, Verdict
 from chainermn.failures.messages import (
     OF_MONITOR,
@@ -114,7 +115,8 @@ class Running:
         monkeypatch.setattr(monitor, "Judge", self._note)
         if clock is not None:
             monkeypatch.setattr(monitor, "AwakeClock", lambda longest_step: clock)
-        running = Monitor(sockets, settings, find(starter))
+        self._signals = os.pipe()
+        running = Monitor(sockets, settings, find(starter), GroupSignals(self._signals[0]))
         self._thread = threading.Thread(target=running.run, daemon=True)
         self._thread.start()
         self._ranks: list[Rank] = []
@@ -130,6 +132,10 @@ class Running:
 
         self._states = states
         return SimpleNamespace(verdicts=verdicts)
+
+    def signal(self, *numbers: int) -> None:
+        """Let the monitor hear that its whole process group got these signals."""
+        os.write(self._signals[1], bytes(numbers))
 
     def join(self, n_ranks: int) -> list[Rank]:
         self._ranks = [Rank(self.endpoint, number) for number in range(n_ranks)]
@@ -168,7 +174,10 @@ class Running:
             rank.channel.close()
         self.wait()
         for key in self._selector.get_map().values():
-            cast(Any, key.fileobj).close()
+            if not isinstance(key.fileobj, GroupSignals):
+                cast(Any, key.fileobj).close()
+        for end in self._signals:
+            os.close(end)
 
 
 Start = Callable[..., Running]
@@ -257,6 +266,31 @@ def test_rank_that_is_gone_without_a_word(start: Start, said: Said, launcher: La
     clock.now = 1.0  # until then mpiexec may end the job by itself
     assert first.hear(End) == End(0, "", "here")
     assert launcher() == "here"
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGCONT, signal.SIGTERM]])
+def test_job_that_gets_a_signal_blames_no_rank(
+    numbers: list[int], start: Start, said: Said
+) -> None:
+    running = start(clock=Clock())
+    ranks = running.join(2)
+    for number in numbers:
+        running.signal(number)
+        running.look_again()
+    assert said() == ""  # ranks may handle the signal
+    for rank in ranks:
+        rank.channel.close()
+    message = wait_for_stderr("Ending the whole job.", said)
+    assert message.startswith("chainermn: mpiexec, or the whole job, got SIGTERM or SIGHUP, for")
+
+
+def test_rank_whose_loss_makes_mpiexec_end_the_others(start: Start, said: Said) -> None:
+    running = start()
+    _, second = running.join(2)
+    second.hear(Tick)
+    second.channel.close()
+    running.signal(signal.SIGCONT, signal.SIGTERM)
+    wait_for_stderr("rank 1 on here (process 101) disappeared first", said)
 
 
 def test_rank_that_says_what_has_failed_ends_the_job(

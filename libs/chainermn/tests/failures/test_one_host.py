@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 import time
 from pathlib import Path
 
 import pytest
 
+from chainermn.testing import mpiexec
 from chainermn.testing.mpiexec import Job, JobResult, run_job
 from libs.chainermn.tests.failures.cases import (
     BOUND,
@@ -27,7 +29,7 @@ HOST = socket.gethostname()
 TIMEOUT = 10 * (BOUND + STALL_LIMIT)
 
 # The exception hook, iterators and applications have tests of their own for some of the others.
-ALWAYS_RUN = ("SIGKILL", "SIGSTOP")
+ALWAYS_RUN = ("SIGKILL", "SIGSTOP", "SIGTERM to mpiexec")
 
 
 def run(*arguments: str, limit: float = 300, ranks: int = 2, cwd: Path | None = None) -> JobResult:
@@ -73,6 +75,25 @@ def test_rank_1_fails(case: Case) -> None:
 def test_rank_0_fails(case: Case) -> None:
     job = Job(2, [SCRIPT, case.name, "0"], env=case.environment)
     check_end(case, job, rank=0)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("command", "number", "text"),
+    [
+        ([], signal.SIGHUP, r"mpiexec(, or the whole job, got SIGTERM| was killed,)"),
+        (["timeout", "1000"], signal.SIGTERM, "mpiexec, or the whole job, got SIGTERM"),
+    ],
+)
+def test_job_is_ended_from_outside(
+    command: list[str], number: signal.Signals, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = [*command, *mpiexec.mpiexec_command(2, [SCRIPT, "SIGTERM to mpiexec"])]
+    monkeypatch.setattr(mpiexec, "mpiexec_command", lambda *_: launched)
+    case = Case("", to_mpiexec=number)
+    outcome = observe(case, Job(2, []), TIMEOUT)
+    check(case, outcome, (HOST, HOST))
+    assert re.match(f"chainermn: {text}.*\nEnding the whole job.\n", outcome.result.stderr)
 
 
 @pytest.mark.nightly

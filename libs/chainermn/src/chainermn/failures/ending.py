@@ -97,7 +97,7 @@ def use_terminal(is_terminal: bool) -> None:
     _before = _AFTER_A_VIEW if is_terminal else ""
 
 
-def print_at_once(message: str) -> None:
+def print_at_once(message: str, file: int = 2) -> None:
     """Write to standard error in one piece, so that output of other ranks does not mix in."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
@@ -105,7 +105,7 @@ def print_at_once(message: str) -> None:
     left = f"{_before}{message.rstrip()}\n".encode(errors="replace")
     with contextlib.suppress(OSError):
         while left:
-            left = left[os.write(2, left) :]
+            left = left[os.write(file, left) :]
 
 
 def _wait_until_read() -> None:

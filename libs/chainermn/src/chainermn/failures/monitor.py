@@ -22,6 +22,7 @@ from chainermn.connections.channel import Channel, MalformedError
 from chainermn.connections.joining import Listener
 from chainermn.connections.messages import Member, Message, encode
 from chainermn.failures.ending import SECONDS_FOR_OUTPUT, print_at_once, use_terminal
+from chainermn.failures.group_signals import GroupSignals
 from chainermn.failures.guard import SECONDS_HELD
 from chainermn.failures.judgment import Judge, RankState
 from chainermn.failures.launcher import MONITOR, connect
@@ -40,7 +41,14 @@ from chainermn.failures.messages import (
 from chainermn.failures.settings import PURPOSE, WatchSettings
 from chainermn.failures.wait import from_ranges, last_of
 from chainermn.process.patience import AwakeClock
-from chainermn.process.processes import Process, find, launchers_of, shared_memory_of, unlink_all
+from chainermn.process.processes import (
+    Process,
+    errors_of,
+    find,
+    launchers_of,
+    shared_memory_of,
+    unlink_all,
+)
 
 # Once a rank is gone, mpiexec may end the job itself, with a fitting exit code.
 _SECONDS_FOR_MPIEXEC = 1.0
@@ -52,13 +60,14 @@ _SECONDS_FOR_RANKS = 15.0
 
 def main(sockets: list[int], settings: list[Any], pid: int) -> None:
     """Run a monitor, in the process that `start_monitor` starts."""
+    signals = GroupSignals.of_this_group()
     # Each rank needs a socket, and until it has joined one for each address that it tries.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listening = [socket.socket(fileno=each) for each in sockets]
     rank, memory = find(pid), shared_memory_of(pid)
-    Monitor(listening, WatchSettings.from_json(settings), rank).run()
+    Monitor(listening, WatchSettings.from_json(settings), rank, signals).run()
     if rank is None or not rank.is_alive():  # otherwise it removes this itself, as it leaves MPI
         unlink_all(memory)
 
@@ -70,7 +79,11 @@ class Monitor:
     """
 
     def __init__(
-        self, sockets: Sequence[socket.socket], settings: WatchSettings, starter: Process | None
+        self,
+        sockets: Sequence[socket.socket],
+        settings: WatchSettings,
+        starter: Process | None,
+        signals: GroupSignals,
     ) -> None:
         key = settings.endpoint.key
         self._listener = Listener(sockets, key, from_ranges(settings.ranks), [PURPOSE])
@@ -80,14 +93,19 @@ class Monitor:
         self._starter = starter
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._signals = signals
+        self._selector.register(signals, selectors.EVENT_READ)
         # Reports only closed connections; exists only on Linux.
         self._ends = select.epoll() if sys.platform == "linux" else None
         self._clock = AwakeClock(2 * settings.period)
         self._members: dict[Channel, RankState] = {}
         self._warned_at: dict[str, float] = {}
         self._launchers = launchers_of(os.getpid())
+        self._errors = errors_of(self._launchers[-1]) if self._launchers else None
         # Whether ranks may disappear without that being a failure.
         self._may_leave = False
+        # Whether something outside of the job has ended them.
+        self._is_ended_from_outside = False
         # When the job ends, which rank ends it and why, and whether the ranks have been told.
         self._end_at = float("inf")
         self._first: int | None = None
@@ -105,6 +123,8 @@ class Monitor:
             for it in ready:
                 if isinstance(it, Channel):
                     self._hear(it)
+                elif it is self._signals and not self._signals.hear():
+                    self._selector.unregister(it)
             now = self._clock.read()
             for channel, member in self._listener.serve(now):
                 self._welcome(channel, member)
@@ -171,8 +191,23 @@ class Monitor:
                     f"{lost.name} (process {lost.pid}) sent something that a rank never sends "
                     f"({error})."
                 )
-            if not self._may_leave:
-                self._end(text, _SECONDS_FOR_MPIEXEC, lost.host)
+            if self._may_leave or self._is_ending:
+                return
+            host = lost.host
+            if not isinstance(error, MalformedError) and (cause := self._cause_outside()):
+                text, host, self._is_ended_from_outside = cause, "", True
+            self._end(text, _SECONDS_FOR_MPIEXEC, host)
+
+    def _cause_outside(self) -> str:
+        """Describe what has ended all ranks, rather than one of them first, if anything has."""
+        if self._signals.have_ended_the_job():
+            return (
+                "mpiexec, or the whole job, got SIGTERM or SIGHUP, for example from kill, "
+                "timeout, a scheduler or a closed terminal."
+            )
+        if self._launchers and not self._launchers[-1].is_alive():
+            return "mpiexec was killed, for example by SIGHUP from a closed terminal."
+        return ""
 
     def _take(self, channel: Channel, message: Message) -> None:
         state = self._members[channel]
@@ -233,7 +268,7 @@ class Monitor:
     def _end(self, text: str, patience: float = SECONDS_FOR_OUTPUT, lost: str = "") -> None:
         """Unless the job is already ending, print why it must end, and end it soon after."""
         if not self._is_ending:
-            print_at_once(f"chainermn: {text}\nEnding the whole job.")
+            print_at_once(f"chainermn: {text}\nEnding the whole job.", self._file)
             self._end_at, self._lost = self._clock.read() + patience, lost
 
     def _tell_to_end(self) -> None:
@@ -247,12 +282,26 @@ class Monitor:
     def _end_mpiexec(self) -> None:
         """Kill MPICH's mpiexec, which would exit with 0 if a rank has called ``os._exit(0)``.
 
-        It is still running, because this process keeps a rank's standard error open.
+        It is still running, because this process keeps a rank's standard error open. If something
+        has ended it from outside, it only gets the time to end.
         """
-        if any(launcher.name.startswith("hydra_") for launcher in self._launchers):
+        if self._is_mpich:
             time.sleep(SECONDS_HELD + SECONDS_FOR_OUTPUT)
             for launcher in reversed(self._launchers):
-                launcher.kill()
+                if not self._is_ended_from_outside:
+                    launcher.kill()
+
+    @property
+    def _file(self) -> int:
+        """The file for messages: mpiexec's, if it no longer passes on what ranks print."""
+        if self._errors is None or not self._is_ended_from_outside:
+            return 2
+        return 2 if self._is_mpich and self._launchers[-1].is_alive() else self._errors
+
+    @property
+    def _is_mpich(self) -> bool:
+        """Whether MPICH's mpiexec has started the job."""
+        return any(launcher.name.startswith("hydra_") for launcher in self._launchers)
 
     def _broadcast(self, message: Message) -> None:
         data = encode(message)

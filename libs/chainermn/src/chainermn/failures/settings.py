@@ -77,4 +77,5 @@ def start_monitor(
         )
         files = [each.fileno() for each in sockets]
         arguments = {"sockets": files, "settings": settings, "pid": os.getpid()}
-        return settings, start_helper("chainermn.failures.monitor", arguments, files)
+        monitor = start_helper("chainermn.failures.monitor", arguments, files, leaves_group=False)
+        return settings, monitor

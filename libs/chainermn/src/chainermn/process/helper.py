@@ -37,12 +37,17 @@ os._exit(0)  # without cleaning up
 
 
 def start_helper(
-    module: str, arguments: dict[str, Any], descriptors: Sequence[int] = ()
+    module: str,
+    arguments: dict[str, Any],
+    descriptors: Sequence[int] = (),
+    *,
+    leaves_group: bool = True,
 ) -> subprocess.Popen[bytes]:
     """Run ``main(**arguments)`` of a module of this library in a new process and session.
 
-    Signals to the rank's process group do not reach the helper. Of the signals to all processes of
-    the job, it only reacts to SIGKILL and SIGINT. It shares the rank's standard error, so mpiexec
+    Signals to the rank's process group do not reach the helper, unless it leaves the group itself,
+    with ``leaves_group=False``. Of the signals to all processes of the job, it only reacts to
+    SIGKILL and SIGINT. It shares the rank's standard error, so mpiexec
     waits for it to end, and it inherits the file descriptors. It imports only this library and
     skips the site directories, to start fast and to leave the cores to the ranks.
     """
@@ -54,7 +59,7 @@ def start_helper(
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=descriptors,
-            start_new_session=True,
+            start_new_session=leaves_group,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)

@@ -110,6 +110,14 @@ def shows_errors() -> bool:
         return False
 
 
+def errors_of(process: Process) -> int | None:
+    """Return a file descriptor that appends to the standard error of a process, if possible."""
+    with contextlib.suppress(OSError):  # not Linux, another user's, or a socket
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
+        return os.open(f"/proc/{process.pid}/fd/2", flags)
+    return None
+
+
 def numbers_in(environment: Mapping[str, str]) -> Numbers | None:
     """Return the numbers that mpiexec has set in an environment; None if it has not."""
     for names in _VARIABLES:
