@@ -24,7 +24,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions import random_states
 from chainermn.extensions.npz_files import find_damage, is_usable_everywhere
 from chainermn.extensions.snapshot_contents import LABEL, difference, label_of, load
-from chainermn.optimizers.multi_node_optimizer import optimizers_with_pending
+from chainermn.optimizers.settling import optimizers_of, settle
 
 _WHERE = "multi_node_snapshot"
 
@@ -199,9 +199,10 @@ class MultiNodeSnapshot(Extension):
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Write a snapshot. Every rank of the set must call it."""
         target = self._target(trainer)
-        for optimizer in optimizers_with_pending(trainer):
-            optimizer.settle()
-        optimizers = optimizers_with_pending(target)
+        # Another set may write at another time.
+        are_all_here = len(self.replica_set) == self.comm.size
+        settle(trainer, self.comm if are_all_here else None)
+        optimizers = [optimizer for optimizer in optimizers_of(target) if optimizer.has_pending]
         try:  # the master saves the state of each rank of the set
             for optimizer in optimizers:
                 own = optimizer.communicator.rank, optimizer.pending()

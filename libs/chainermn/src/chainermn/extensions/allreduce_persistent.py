@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import chainer
 from chainer.training.extension import PRIORITY_WRITER, Extension
 
 from chainermn.agreement import run_together
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.gradients.persistents import bcast_persistents, persistents_of
+from chainermn.optimizers.parts import is_float_array
+from chainermn.optimizers.settling import optimizers_of
 
 
 class AllreducePersistent(Extension):
@@ -58,11 +58,9 @@ class AllreducePersistent(Extension):
         Raises ValueError on every rank if the models have different persistent arrays.
         """
         bcast_persistents(self.comm, self.model, "AllreducePersistent", following_only=True)
-        named = {
-            each.path: each.value
-            for each in persistents_of(self.model)
-            if not each.follows_rank_0 and _is_float_array(each.value)
-        }
+        persistents = persistents_of(self.model)
+        equal = [each for each in persistents if is_float_array(each.value)]
+        named = {each.path: each.value for each in equal if not each.follows_rank_0}
         own = {(name, value.shape, value.dtype.name) for name, value in named.items()}
         expected = self.comm.bcast_obj(own)
 
@@ -78,7 +76,7 @@ class AllreducePersistent(Extension):
             means = self.comm.allreduce(tuple(named.values()), "mean")
             for value, mean in zip(named.values(), means, strict=True):
                 value[...] = mean
-
-
-def _is_float_array(value: Any) -> bool:
-    return isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f"
+        for optimizer in optimizers_of(trainer):
+            if trainer is not None and optimizer.communicator is self.comm:
+                iteration = trainer.updater.iteration
+                optimizer.comparison.note_equal_persistents(equal, iteration)

@@ -20,6 +20,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.checkpoint_files import Checkpoint, CheckpointFiles
 from chainermn.extensions.npz_files import is_usable_everywhere
 from chainermn.extensions.snapshot_contents import digests_of_model, lengths_of_data, load
+from chainermn.optimizers.settling import compare
 
 _WHERE = "maybe_load"
 
@@ -154,6 +155,7 @@ class MultiNodeCheckpointer(Extension):
             checkpoints are kept.
         """
         self._settle_path(target)
+        compare(target, self.comm)
         files = self._files
         if self._run is None:
             self._run = self.comm.bcast_obj(int.from_bytes(os.urandom(7)))

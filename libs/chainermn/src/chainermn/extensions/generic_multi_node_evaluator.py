@@ -14,7 +14,7 @@ from chainer.training.extension import PRIORITY_WRITER, Extension
 from chainermn import spans
 from chainermn.agreement import check_root, run_together
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.optimizers.multi_node_optimizer import optimizers_with_pending
+from chainermn.optimizers.settling import settle
 
 _WHERE = "GenericMultiNodeEvaluator"
 _END = object()
@@ -103,8 +103,7 @@ class GenericMultiNodeEvaluator(Extension):
         On the root, it returns the result of `aggregate`; on other ranks, None. If `calc_local`
         or `aggregate` raises on any rank, every rank raises.
         """
-        for optimizer in optimizers_with_pending(trainer):
-            optimizer.settle()
+        settle(trainer, self.comm)
         results = self._results()
         with chainer.using_config("train", False):
             if self.comm is None:

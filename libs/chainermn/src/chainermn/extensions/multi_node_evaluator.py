@@ -19,7 +19,7 @@ from chainermn.extensions.generic_multi_node_evaluator import (
     GenericMultiNodeEvaluator,
     has_examples,
 )
-from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer, optimizers_with_pending
+from chainermn.optimizers.settling import settle
 
 __all__ = ["GenericMultiNodeEvaluator", "create_multi_node_evaluator"]
 
@@ -92,18 +92,18 @@ def create_multi_node_evaluator(
             found = evaluate_locally()
         return {key: (_to_number(value), weight_of(key)) for key, value in found.items()}
 
-    optimizers: list[MultiNodeOptimizer] = []
+    updater: Any = None
     initialize_locally = getattr(actual_evaluator, "initialize", None)
 
     def initialize(trainer: chainer.training.Trainer) -> None:
-        optimizers[:] = optimizers_with_pending(trainer)
+        nonlocal updater
+        updater = trainer.updater
         if initialize_locally is not None:
             initialize_locally(trainer)
 
     @spans.spanned("evaluation")
     def evaluate() -> dict[str, Any]:
-        for optimizer in optimizers:
-            optimizer.settle()
+        settle(updater, communicator)
         own = run_together(communicator, "evaluate", weighted_results)
         by_rank = communicator.allgather_obj(own)
         means = {}

@@ -23,6 +23,8 @@ class Step(NamedTuple):
         Whether an epoch ends, so that the step uses as many batches as there are.
     has_finished : bool
         Whether the rank has finished its epoch, and the others do not know yet.
+    compares : bool
+        Whether the rank has ended an epoch after which replicas are compared.
     averages_gradients, averages_changes : bool
         Whether the rank averages gradients, or the changes of parameters in local steps.
     has_begun, is_stale, needs_plan : bool
@@ -38,6 +40,7 @@ class Step(NamedTuple):
     is_incomplete: bool = False
     ends_epoch: bool = False
     has_finished: bool = False
+    compares: bool = False
     averages_gradients: bool = True
     averages_changes: bool = False
     has_begun: bool = False
@@ -71,5 +74,6 @@ class Step(NamedTuple):
             or self.is_incomplete
             or self.ends_epoch
             or self.has_finished
+            or self.compares
             or self.settings != 0
         )

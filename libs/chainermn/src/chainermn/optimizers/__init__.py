@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from chainermn.arguments import check_communicator, check_has, check_number
 from chainermn.gradients.compressor import Compressor
+from chainermn.optimizers.comparison import Comparison, OnDifference
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
 from chainermn.optimizers.exchanges import library_exchange
 from chainermn.optimizers.gradient_clipping import GradientClipping
@@ -43,6 +44,8 @@ def create_multi_node_optimizer(
     accumulate: int = 1,
     local: LocalSGD | None = None,
     uneven: bool = False,
+    compare_every: int = 1,
+    on_difference: OnDifference = "raise",
 ) -> MultiNodeOptimizer:
     """Wrap an optimizer so that each step uses the mean of the gradients of all ranks.
 
@@ -84,6 +87,14 @@ def create_multi_node_optimizer(
         ranks that have one. Use an updater that calls `new_epoch` of the optimizer, as
         ``chainer.training.StandardUpdater`` does, with only one such optimizer. Triggers of
         extensions must count epochs, because ranks have different numbers of iterations.
+    compare_every : int
+        Number of epochs after which the replicas of all ranks are compared, bit for bit. They
+        are also compared at each evaluation by `create_multi_node_evaluator` or
+        `GenericMultiNodeEvaluator`, and at each snapshot that all ranks write together. ``0``
+        turns all of this off. See `MultiNodeOptimizer.compare_replicas`.
+    on_difference : {'raise', 'warn', 'ignore'}
+        What to do if replicas differ: raise on all ranks, or warn on rank 0. ``'ignore'`` compares
+        nothing. Differences so small that they may be rounding are one warning at most.
 
     Returns
     -------
@@ -146,6 +157,12 @@ def create_multi_node_optimizer(
     if overlap not in (True, False, "auto"):
         raise ValueError(f"overlap must be True, False or 'auto', got {overlap!r}")
     check_number("accumulate", accumulate, 1)
+    check_number("compare_every", compare_every, 0)
+    if on_difference not in get_args(OnDifference):
+        raise ValueError(
+            f"on_difference must be 'raise', 'warn' or 'ignore', got {on_difference!r}"
+        )
+    comparison = Comparison(communicator, compare_every, on_difference)
     compressor = None
     if compression is not None:
         expected = "a compression, such as chainermn.compression.PowerSGD(rank=4)"
@@ -173,7 +190,9 @@ def create_multi_node_optimizer(
         check_has(_WHERE, local, "a chainermn.optimizers.LocalSGD(period=8)", "period", "states")
         why = f"{local} exchanges nothing in most steps"
         _leave_out(why, given, "double_buffering", "overlap=True", "accumulate")
-        return LocalSGDOptimizer(actual_optimizer, communicator, zero_fill, local, compressor)
+        return LocalSGDOptimizer(
+            actual_optimizer, communicator, zero_fill, local, compressor, comparison
+        )
     if double_buffering:
         if compression is not None:
             raise ValueError(
@@ -186,7 +205,11 @@ def create_multi_node_optimizer(
                 "exchanges gradients during the whole next iteration. Choose one of them"
             )
         return DoubleBufferingOptimizer(
-            actual_optimizer, communicator, zero_fill, accumulate=accumulate
+            actual_optimizer,
+            communicator,
+            zero_fill,
+            accumulate=accumulate,
+            comparison=comparison,
         )
     may_pay = communicator.inter_size > 1
     kind = OverlappingOptimizer if overlap is True or (overlap and may_pay) else MultiNodeOptimizer
@@ -198,6 +221,7 @@ def create_multi_node_optimizer(
         compressor=compressor,
         accumulate=accumulate,
         uneven=uneven,
+        comparison=comparison,
     )
 
 

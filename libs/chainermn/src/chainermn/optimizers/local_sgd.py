@@ -14,8 +14,9 @@ from chainermn.gradients.parameters import named_parameters
 from chainermn.gradients.step import Step
 from chainermn.optimizers.accumulated import Anchors
 from chainermn.optimizers.accumulation import check_equal_counts
+from chainermn.optimizers.comparison import Comparison
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
-from chainermn.optimizers.parts import initialize_states
+from chainermn.optimizers.parts import Part, initialize_states, is_float_array
 from chainermn.optimizers.settings import StepSettings
 
 if TYPE_CHECKING:
@@ -101,8 +102,15 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         zero_fill: bool,
         local: LocalSGD,
         compressor: Compressor | None = None,
+        comparison: Comparison | None = None,
     ) -> None:
-        super().__init__(actual_optimizer, communicator, zero_fill, False, compressor)
+        super().__init__(
+            actual_optimizer,
+            communicator,
+            zero_fill,
+            compressor=compressor,
+            comparison=comparison,
+        )
         vars(self).update(
             local=local,
             _accumulated=Anchors(),
@@ -146,6 +154,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         """
         self.settle()
         self.actual_optimizer.new_epoch(auto)
+        self.comparison.end_epoch(self.actual_optimizer.epoch)
 
     def settle(self) -> None:
         """Average parameters, unless this was done after the last step. Collective."""
@@ -167,6 +176,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             has_new_parameters=self._replicas.has_other_parameters(target),
             is_restored=restored is not None,
             is_incomplete=n_updates != self.local.period,
+            compares=self.comparison.is_due,
             averages_gradients=False,
             averages_changes=True,
             settings=self._step_settings.number(self.actual_optimizer),
@@ -185,6 +195,8 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             check_equal_counts(self.communicator, n_updates, f"{self.local}: {problem}")
         if n_updates:
             self._average_changes(Step(averages_gradients=False, averages_changes=True))
+        if step.compares:
+            self.compare_replicas()
 
     @property
     def _is_local(self) -> bool:
@@ -241,10 +253,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
     def _average_states(self) -> None:
         states = [rule.state for rule in self._rules() if rule.state]
         places = [
-            (state, key)
-            for state in states
-            for key in sorted(state)
-            if getattr(state[key], "dtype", np.dtype(int)).kind == "f"
+            (state, key) for state in states for key in sorted(state) if is_float_array(state[key])
         ]
         means = self.communicator.allreduce([state[key] for state, key in places], "mean")
         for (state, key), mean in zip(places, means, strict=True):
@@ -281,6 +290,17 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
     def _synchronize(self, everything: bool) -> None:
         self._accumulated.arrays, self._n_updates = {}, 0
         super()._synchronize(everything)
+
+    def _equal_parts(self) -> list[Part] | None:
+        return None if self._n_updates else super()._equal_parts()
+
+    def _equal_states(self) -> list[Part]:
+        found = super()._equal_states()
+        if not self._is_local:
+            return found
+        # A rank skips the step if its own gradients overflow, so counts may differ.
+        are_equal = self.local.states != "keep"
+        return [each for each in found if are_equal and is_float_array(each.value)]
 
     def _further_settings(self) -> str:
         return f"{super()._further_settings()}, local={self.local!r}"

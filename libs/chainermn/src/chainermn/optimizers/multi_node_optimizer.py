@@ -16,10 +16,11 @@ from chainermn.gradients.parameters import initialized_parameters, named_paramet
 from chainermn.gradients.step import Step
 from chainermn.optimizers import accumulation, pending, replicas
 from chainermn.optimizers.accumulated import Accumulated, AccumulatedGradients
+from chainermn.optimizers.comparison import Comparison
 from chainermn.optimizers.draws import SharedDraws
 from chainermn.optimizers.exchanges import exchange_of
 from chainermn.optimizers.join import Join
-from chainermn.optimizers.parts import parameters_of, values_of
+from chainermn.optimizers.parts import Part, parameters_of, states_of, values_of
 from chainermn.optimizers.pending import PendingGradients
 from chainermn.optimizers.replicas import Replicas
 from chainermn.optimizers.settings import StepSettings
@@ -64,6 +65,8 @@ class MultiNodeOptimizer:
     actual_optimizer: chainer.Optimizer
     communicator: CommunicatorBase
     zero_fill: bool
+    #: When replicas are compared; extensions tell it which persistent values are equal.
+    comparison: Comparison
     _overlap: Overlap
     _compressor: Compressor | None
     _accumulate: int
@@ -87,12 +90,14 @@ class MultiNodeOptimizer:
         compressor: Compressor | None = None,
         accumulate: int = 1,
         uneven: bool = False,
+        comparison: Comparison | None = None,
     ) -> None:
         note_ranks(communicator.size)
         vars(self).update(
             actual_optimizer=actual_optimizer,
             communicator=communicator,
             zero_fill=zero_fill,
+            comparison=comparison or Comparison(communicator),
             _overlap=overlap,
             _compressor=compressor,
             _accumulate=accumulate,
@@ -163,6 +168,7 @@ class MultiNodeOptimizer:
                 self._n_updates = 1
                 self._step()
         self.actual_optimizer.new_epoch(auto)
+        self.comparison.end_epoch(self.actual_optimizer.epoch)
 
     # ---- one step ----
 
@@ -199,6 +205,7 @@ class MultiNodeOptimizer:
             is_incomplete=n_updates < self._accumulate,
             ends_epoch=ends_epoch,
             has_finished=self._join is not None and self._join.is_news,
+            compares=self.comparison.is_due,
             settings=self._step_settings.number(self.actual_optimizer),
         )
         agreed = self._average(step)
@@ -236,6 +243,8 @@ class MultiNodeOptimizer:
             n_updates, is_incomplete, ends_epoch = 0, True, False
         if self._make_equal(step, restored):
             return False
+        if step.compares:
+            self.compare_replicas()
         if ends_epoch:
             problem = "an epoch ends with different numbers of batches to average"
             where = f"accumulate={self._accumulate}"
@@ -333,6 +342,41 @@ class MultiNodeOptimizer:
     def settle(self) -> None:
         """Make parameters equal on all ranks, for an evaluation or a snapshot. Collective."""
 
+    def compare_replicas(self, iteration: int | None = None) -> None:
+        """Compare the replicas of all ranks now, bit for bit. Every rank must call it.
+
+        This compares parameters, the states of the update rules, and persistent values that
+        `AllreducePersistent` has just averaged. Local SGD compares them after an average only.
+        Nothing is compared before the first ``update``, which makes replicas equal, nor if the
+        settings ``compare_every`` or ``on_difference`` turn comparisons off.
+
+        Parameters
+        ----------
+        iteration : int, optional
+            Iteration of the trainer; in each, replicas are compared once. By default, they are
+            compared in every call.
+
+        Raises
+        ------
+        ValueError
+            On every rank, if replicas differ by more than rounding; with
+            ``on_difference="warn"``, rank 0 warns instead.
+        """
+        # Before the first update, ranks have not agreed on their settings.
+        if self.comparison.is_on and self._replicas.were_equal(self.actual_optimizer.target):
+            self.comparison.compare(self._equal_parts(), self.actual_optimizer.t, iteration)
+
+    def _equal_parts(self) -> list[Part] | None:
+        """Return what must be equal on all ranks; None if the next step makes replicas equal."""
+        target = self.actual_optimizer.target
+        if self._restored is not None or self._replicas.has_other_parameters(target):
+            return None
+        return parameters_of(target) + self._equal_states()
+
+    def _equal_states(self) -> list[Part]:
+        # Ranks may end epochs in different iterations.
+        return [part for part in states_of(self.actual_optimizer) if part.name != "epoch"]
+
     def _agree_on_settings(self) -> None:
         """Raise on all ranks unless their optimizers have the same settings."""
         check_equal(self.communicator, self._settings(), "create_multi_node_optimizer")
@@ -358,7 +402,8 @@ class MultiNodeOptimizer:
     def _further_settings(self) -> str:
         settings = f", compression={self.compression!r}" * (self._compressor is not None)
         settings += f", accumulate={self._accumulate}" * (self._accumulate > 1)
-        return settings + ", uneven=True" * (self._join is not None)
+        settings += ", uneven=True" * (self._join is not None)
+        return settings + self.comparison.settings
 
     def _after_restoring(self, restored: PendingGradients | None) -> bool:
         """Agree on how to continue after at least one rank has loaded a snapshot.
@@ -406,6 +451,8 @@ class MultiNodeOptimizer:
         if step.has_new_parameters:
             self._replicas.note_equal(actual.target)
             self._step_settings.forget()
+        if everything:
+            self.comparison.note_equal(actual.t)
         if is_first:
             self._draws.agree(comm, actual.target.device)
         if everything and step.settings:
@@ -476,20 +523,10 @@ class MultiNodeOptimizer:
         """Return a wrapper like this one around a copy of its optimizer."""
         compressor = None if self._compressor is None else self._compressor.copy()
         twin = self._twin(actual_optimizer, compressor)
+        twin.comparison = self.comparison.with_same_settings()
         # Accumulated gradients and local steps are not copied: with them, the copy starts over.
         is_settled = self._n_updates == 0
         if is_settled and not self._replicas.has_other_parameters(self.actual_optimizer.target):
             twin._replicas.note_equal(actual_optimizer.target)
             vars(twin).update(_draws=copy.copy(self._draws))
         return twin
-
-
-def optimizers_with_pending(target: Any) -> list[MultiNodeOptimizer]:
-    """Return the optimizers with pending gradients: of a trainer or an updater, or ``target``."""
-    updater = getattr(target, "updater", target)
-    optimizers = getattr(updater, "get_all_optimizers", lambda: {"": updater})()
-    return [
-        optimizer
-        for _, optimizer in sorted(optimizers.items())
-        if isinstance(optimizer, MultiNodeOptimizer) and optimizer.has_pending
-    ]

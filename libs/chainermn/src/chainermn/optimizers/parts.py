@@ -74,6 +74,11 @@ def persistents_of(model: chainer.Link, *, following_only: bool = False) -> list
     ]
 
 
+def is_float_array(value: Any) -> bool:
+    """Tell whether a value can be averaged."""
+    return isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f"
+
+
 def _attribute(owner: Any, name: str, shown: str = "") -> Part:
     return Part(shown or name, getattr(owner, name), partial(setattr, owner, name))
 
@@ -87,7 +92,11 @@ def describe(values: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """Return the shape, dtype and fingerprint of each value: equal on ranks with equal values."""
     found = zip(values.items(), fingerprints(list(values.values())), strict=True)
     return {
-        name: (getattr(value, "shape", None), str(getattr(value, "dtype", "")), fingerprint)
+        name: (
+            getattr(value, "shape", None),
+            getattr(getattr(value, "dtype", None), "str", ""),
+            fingerprint,
+        )
         for (name, value), fingerprint in found
     }
 
