@@ -14,6 +14,7 @@ from chainer.training.extension import PRIORITY_WRITER, Extension
 from chainermn import spans
 from chainermn.agreement import check_root, run_together
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions.separate_models import SeparateModels
 from chainermn.optimizers.settling import settle
 
 _WHERE = "GenericMultiNodeEvaluator"
@@ -95,6 +96,7 @@ class GenericMultiNodeEvaluator(Extension):
         self.root = root
         self._targets = {"main": target}
         self._progress_hook = progress_hook
+        self._separate_models = None if comm is None else SeparateModels(comm)
 
     @spans.spanned("evaluation")
     def __call__(self, trainer: chainer.training.Trainer) -> Any:
@@ -104,6 +106,9 @@ class GenericMultiNodeEvaluator(Extension):
         or `aggregate` raises on any rank, every rank raises.
         """
         settle(trainer, self.comm)
+        if self._separate_models is not None:
+            updater = getattr(trainer, "updater", None)
+            self._separate_models.warn(_WHERE, self._targets.values(), updater)
         results = self._results()
         with chainer.using_config("train", False):
             if self.comm is None:

@@ -19,6 +19,7 @@ from chainermn.extensions.generic_multi_node_evaluator import (
     GenericMultiNodeEvaluator,
     has_examples,
 )
+from chainermn.extensions.separate_models import SeparateModels
 from chainermn.optimizers.settling import settle
 
 __all__ = ["GenericMultiNodeEvaluator", "create_multi_node_evaluator"]
@@ -93,6 +94,7 @@ def create_multi_node_evaluator(
         return {key: (_to_number(value), weight_of(key)) for key, value in found.items()}
 
     updater: Any = None
+    separate_models = SeparateModels(communicator)
     initialize_locally = getattr(actual_evaluator, "initialize", None)
 
     def initialize(trainer: chainer.training.Trainer) -> None:
@@ -104,6 +106,8 @@ def create_multi_node_evaluator(
     @spans.spanned("evaluation")
     def evaluate() -> dict[str, Any]:
         settle(updater, communicator)
+        targets: dict[str, Any] = getattr(actual_evaluator, "get_all_targets", dict)()
+        separate_models.warn(_WHERE, targets.values(), updater)
         own = run_together(communicator, "evaluate", weighted_results)
         by_rank = communicator.allgather_obj(own)
         means = {}

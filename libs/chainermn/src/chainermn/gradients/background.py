@@ -52,6 +52,7 @@ class BackgroundExchange:
         Do not use the gradients until `wait` returns.
         """
         exchange = self._duplicate.made
+        self._original.has_averaged = True  # here, as the thread is not as far on every rank
         exchange.wire_dtype = self._original.wire_dtype
         debug, device = chainer.is_debug(), _device_of(model)
         gpu = the_gpu() if is_on_gpu(model) else None

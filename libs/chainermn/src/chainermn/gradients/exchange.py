@@ -57,6 +57,8 @@ class GradientExchange:
     ----------
     has_duplicates : bool
         Whether some gradients may be exchanged beside the script, by a duplicate.
+    has_averaged : bool
+        Whether the gradients of any model have been averaged, also by a duplicate.
     wire_dtype : dtype or None
         Dtype, set by the user, to which gradients are rounded before they are sent. None means
         the default.
@@ -74,7 +76,7 @@ class GradientExchange:
         self.topology = topology
         self.algorithm = algorithm
         self.wire_dtype: np.dtype[Any] | None = None
-        self.has_duplicates = False
+        self.has_duplicates = self.has_averaged = False
         self.group = group
         #: Track of the timeline that shows its spans, unless the running thread does.
         self.track: str | None = None
@@ -129,6 +131,7 @@ class GradientExchange:
         proposal = Proposal(model, zero_fill, wire.gpu, step)
         self._host.maximum(proposal.packed)
         agreed = proposal.agreed(self.mpi_comm)
+        self.has_averaged |= not agreed.step.pauses
         if agreed.step.pauses or (self.topology.size == 1 and compressor is None):
             return agreed.step
         buckets = self._buckets_for(agreed, wire, compressor, model)

@@ -127,6 +127,7 @@ class OverlappedExchange:
         step = proposal.agreed(exchange.mpi_comm).step
         if step.pauses:
             return step
+        exchange.has_averaged = True
         if step.has_begun and (step.is_stale or step.needs_plan):
             self._complete(of_use=False)
         if step.needs_plan:
