@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import itertools
 
-INPUT_SHAPES = {"mlp": (784,), "conv": (3, 64, 64), "resnet50": (3, 224, 224)}
+INPUT_SHAPES = {"digits": (64,), "mlp": (784,), "conv": (3, 64, 64), "resnet50": (3, 224, 224)}
 #: Examples in a batch. An iteration on a CPU then takes at most about a second.
 BATCHES = {"mlp": 100, "conv": 8, "resnet50": 2}
-TITLES = {"mlp": "MLP 784-1000-1000-10", "conv": "conv net", "resnet50": "ResNet-50"}
+TITLES = {
+    "digits": "MLP 64-200-200-10",
+    "mlp": "MLP 784-1000-1000-10",
+    "conv": "conv net",
+    "resnet50": "ResNet-50",
+}
 
-MLP_UNITS = (784, 1000, 1000, 10)
+DIGITS_UNITS, MLP_UNITS = (64, 200, 200, 10), (784, 1000, 1000, 10)
 
 #: Channels of the 3x3 convolutions, and the convolutions that pooling follows.
 CHANNELS = (3, 64, 128, 256, 512, 512, 512)

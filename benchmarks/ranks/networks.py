@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from benchmarks.networks import CHANNELS, CLASSES, INPUT_SHAPES, MLP_UNITS, POOLED
+from benchmarks.networks import CHANNELS, CLASSES, DIGITS_UNITS, INPUT_SHAPES, MLP_UNITS, POOLED
 
 _APP = Path(__file__).resolve().parents[2] / "apps/imagenet"
 
@@ -44,9 +44,8 @@ def array(n_bytes: int) -> chainer.Link:
     return link
 
 
-def mlp() -> chainer.Link:
-    units = itertools.pairwise(MLP_UNITS)
-    first, *others = (L.Linear(n_in, n_out) for n_in, n_out in units)
+def mlp(units: Sequence[int]) -> chainer.Link:
+    first, *others = (L.Linear(n_in, n_out) for n_in, n_out in itertools.pairwise(units))
     layers = [layer for linear in others for layer in (F.relu, linear)]
     return chainer.Sequential(first, *layers)
 
@@ -69,4 +68,9 @@ def resnet50() -> chainer.Link:
     return ResNet50(1000)
 
 
-_MAKERS = {"mlp": mlp, "conv": conv, "resnet50": resnet50}
+_MAKERS: Mapping[str, Callable[[], chainer.Link]] = {
+    "digits": lambda: mlp(DIGITS_UNITS),
+    "mlp": lambda: mlp(MLP_UNITS),
+    "conv": conv,
+    "resnet50": resnet50,
+}

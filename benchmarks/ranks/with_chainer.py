@@ -48,9 +48,13 @@ def iteration(
     dtype: str | None = None,
     on_gpu: bool = False,
     mixed: bool = False,
+    compares: bool = False,
     **settings: Any,
 ) -> Step:
-    """Return a whole iteration, with the settings of `made_from`."""
+    """Return a whole iteration, or only a comparison of replicas.
+
+    Settings are those of `make_optimizer`.
+    """
     wire: dict[str, Any] = {} if dtype is None else {"allreduce_grad_dtype": dtype}
     comm = chainermn.create_communicator(communicator, **wire)
     device = use_device(comm, on_gpu)
@@ -72,15 +76,20 @@ def iteration(
     step = until_done(update, device)
     for _ in range(_ITERATIONS_OF_TRIAL if settings.get("overlap") == "auto" else 1):
         step()
+    if compares:
+        return until_done(optimizer.compare_replicas, device)
     period = settings.get("local", {}).get("period") or settings.get("accumulate", 1)
     if period > 1:
         return Repeated(step, period)
     return Pipelined(step, optimizer.wait) if settings.get("double_buffering") else step
 
 
-def make_optimizer(comm: Any, mixed: bool = False, **settings: Any) -> Any:
-    """Return an optimizer, with float32 updates and loss scaling in mixed precision."""
-    optimizer = chainer.optimizers.SGD(1e-4)
+def make_optimizer(comm: Any, mixed: bool = False, rule: str = "SGD", **settings: Any) -> Any:
+    """Return an optimizer, with float32 updates and loss scaling in mixed precision.
+
+    ``rule`` is its class; other settings are those of `made_from`.
+    """
+    optimizer = getattr(chainer.optimizers, rule)(1e-4)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, **made_from(**settings))
     if mixed:
         optimizer.use_fp32_update()
