@@ -27,14 +27,9 @@ from chainermn.extensions import (
 )
 from chainermn.optimizers import DoubleBufferingOptimizer, LocalSGD
 from chainermn.optimizers.comparison import Difference, find_differences
-from chainermn.optimizers.parts import Part
 from libs.chainermn.tests.optimizers.small_job import Network, assert_equal
 
 Change = Callable[[np.ndarray], Any]
-
-
-def part(name: str, value: Any) -> Part:
-    return Part(name, value, lambda new: None)
 
 
 def array(change: Change | None = None, dtype: str = "f4") -> Any:
@@ -111,8 +106,10 @@ CASES: dict[str, tuple[list[Any], Difference | None]] = {
 def test_differences(comm: CommunicatorBase, case: str) -> None:
     values, difference = CASES[case]
     own = values[comm.rank]
-    parts = [part("same", np.arange(3)), part("last", None)]
-    found = find_differences(comm, parts + [part("it", own)] * (own is not None))
+    values_of_rank = {"same": np.arange(3), "last": None}
+    if own is not None:
+        values_of_rank["it"] = own
+    found = find_differences(comm, values_of_rank)
     assert found == [difference] * (difference is not None)
 
 

@@ -220,6 +220,14 @@ def test_statistics_follow_once_and_not_when_a_layer_appears(comm: CommunicatorB
     assert_same_everywhere(comm, everything(optimizer))
 
 
+def test_equal_statistics_stay_those_of_the_ranks_own_batches(comm: CommunicatorBase) -> None:
+    optimizer = multi_node(comm, seed=0)
+    train(optimizer, range(1))
+    expected = Network(seed=0)
+    expected(batch(comm.rank, 0))
+    np.testing.assert_array_equal(optimizer.target.norm.avg_mean, expected.norm.avg_mean)
+
+
 def test_hyperparameters_and_loss_scale_of_rank_0_come_with_the_first_update(
     comm: CommunicatorBase,
 ) -> None:

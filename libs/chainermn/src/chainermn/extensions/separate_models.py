@@ -11,7 +11,7 @@ import chainer
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.links import MultiNodeChainList
 from chainermn.optimizers.exchanges import library_exchange
-from chainermn.optimizers.parts import describe, parameters_of, values_of
+from chainermn.optimizers.parts import describe, parameters_of
 from chainermn.optimizers.settling import optimizers_of
 
 
@@ -56,7 +56,7 @@ class SeparateModels:
         is_before_training = updater is not None and updater.iteration == 0
         own = None
         if not (is_settled or is_before_training):
-            own = [describe(values_of(parameters_of(model))) for model in models]
+            own = [describe(parameters_of(model)) for model in models]
         flags, found = zip(*self._communicator.allgather_obj((is_settled, own)), strict=True)
         self._is_settled = any(flags)
         if self._is_settled or None in found:

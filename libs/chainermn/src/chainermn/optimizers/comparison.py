@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import chainer
 import numpy as np
 
-from chainermn.optimizers.parts import Part, describe, values_of
-from chainermn.optimizers.replicas import digest_of
+from chainermn.optimizers.parts import describe, digest_of
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
@@ -130,14 +129,16 @@ class Comparison:
         earlier = self._persistents if iteration == self._persistents_in else ()
         self._persistents, self._persistents_in = [*earlier, *persistents], iteration
 
-    def compare(self, parts: Sequence[Part] | None, t: int, iteration: int | None = None) -> None:
+    def compare(
+        self, parts: Mapping[str, Any] | None, t: int, iteration: int | None = None
+    ) -> None:
         """Compare the replicas, unless this was done in the same iteration. Collective.
 
         Parameters
         ----------
-        parts : sequence of Part or None
-            Parts that must be equal on all ranks after ``t`` steps. Nothing is compared if they
-            are None on any rank.
+        parts : mapping of str to object, or None
+            Values, by name, that must be equal on all ranks after ``t`` steps. Nothing is
+            compared if they are None on any rank.
         t : int
             Number of steps that the optimizer has taken.
         iteration : int, optional
@@ -151,9 +152,8 @@ class Comparison:
         """
         is_done = iteration is not None and (iteration, t) == self._compared_in
         if parts is not None and iteration is not None and iteration == self._persistents_in:
-            persistents = [Part(each.path, each.value, each.set) for each in self._persistents]
-            parts = [*parts, *persistents]
-        digest = None if parts is None or is_done else digest_of(values_of(parts))
+            parts = {**parts, **{each.path: each.value for each in self._persistents}}
+        digest = None if parts is None or is_done else digest_of(parts)
         digests = set(self._communicator.allgather_obj(digest))
         if parts is None or None in digests:
             return
@@ -184,9 +184,10 @@ class Comparison:
             warnings.warn(problem, stacklevel=2)
 
 
-def find_differences(communicator: CommunicatorBase, parts: Sequence[Part]) -> list[Difference]:
-    """Return the parts that are not equal on all ranks, bit for bit: the same list. Collective."""
-    values = values_of(parts)
+def find_differences(
+    communicator: CommunicatorBase, values: Mapping[str, Any]
+) -> list[Difference]:
+    """Return the values that are not equal on all ranks, bit for bit. Collective."""
     own = {name: (_kind(values[name]), of_part) for name, of_part in describe(values).items()}
     first = communicator.bcast_obj(own)
     names = {**first, **own}

@@ -16,7 +16,8 @@ from chainermn.optimizers.accumulated import Anchors
 from chainermn.optimizers.accumulation import check_equal_counts
 from chainermn.optimizers.comparison import Comparison
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
-from chainermn.optimizers.parts import Part, initialize_states, is_float_array
+from chainermn.optimizers.parts import is_float_array
+from chainermn.optimizers.replicas import initialize_states
 from chainermn.optimizers.settings import StepSettings
 
 if TYPE_CHECKING:
@@ -291,16 +292,16 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         self._accumulated.arrays, self._n_updates = {}, 0
         super()._synchronize(everything)
 
-    def _equal_parts(self) -> list[Part] | None:
+    def _equal_parts(self) -> dict[str, Any] | None:
         return None if self._n_updates else super()._equal_parts()
 
-    def _equal_states(self) -> list[Part]:
+    def _equal_states(self) -> dict[str, Any]:
         found = super()._equal_states()
         if not self._is_local:
             return found
         # A rank skips the step if its own gradients overflow, so counts may differ.
         are_equal = self.local.states != "keep"
-        return [each for each in found if are_equal and is_float_array(each.value)]
+        return {key: one for key, one in found.items() if are_equal and is_float_array(one)}
 
     def _further_settings(self) -> str:
         return f"{super()._further_settings()}, local={self.local!r}"

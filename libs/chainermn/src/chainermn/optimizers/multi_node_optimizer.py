@@ -13,6 +13,7 @@ import chainer
 from chainermn import spans
 from chainermn.agreement import check_equal
 from chainermn.gradients.parameters import initialized_parameters, named_parameters
+from chainermn.gradients.persistents import named_persistents
 from chainermn.gradients.step import Step
 from chainermn.optimizers import accumulation, pending, replicas
 from chainermn.optimizers.accumulated import Accumulated, AccumulatedGradients
@@ -20,7 +21,7 @@ from chainermn.optimizers.comparison import Comparison
 from chainermn.optimizers.draws import SharedDraws
 from chainermn.optimizers.exchanges import exchange_of
 from chainermn.optimizers.join import Join
-from chainermn.optimizers.parts import Part, parameters_of, states_of, values_of
+from chainermn.optimizers.parts import digest_of, parameters_of, states_of
 from chainermn.optimizers.pending import PendingGradients
 from chainermn.optimizers.replicas import Replicas
 from chainermn.optimizers.settings import StepSettings
@@ -80,6 +81,8 @@ class MultiNodeOptimizer:
     # Number of updates since gradients were averaged.
     _n_updates = 0
     _restored: PendingGradients | None = None
+    # Digest of the persistent values before the first forward pass.
+    _first_persistents: bytes | None = None
 
     def __init__(
         self,
@@ -175,6 +178,8 @@ class MultiNodeOptimizer:
     def _compute_gradients(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
         """Run forward and backward."""
         actual = self.actual_optimizer
+        if not self._replicas.were_equal(actual.target):
+            self._first_persistents = digest_of(dict(named_persistents(actual.target)))
         with spans.span("forward"):
             loss = lossfun(*args, **kwds)
         if self._n_updates == 0 or self._accumulate == 1:
@@ -366,16 +371,17 @@ class MultiNodeOptimizer:
         if self.comparison.is_on and self._replicas.were_equal(self.actual_optimizer.target):
             self.comparison.compare(self._equal_parts(), self.actual_optimizer.t, iteration)
 
-    def _equal_parts(self) -> list[Part] | None:
+    def _equal_parts(self) -> dict[str, Any] | None:
         """Return what must be equal on all ranks; None if the next step makes replicas equal."""
         target = self.actual_optimizer.target
         if self._restored is not None or self._replicas.has_other_parameters(target):
             return None
-        return parameters_of(target) + self._equal_states()
+        return parameters_of(target) | self._equal_states()
 
-    def _equal_states(self) -> list[Part]:
-        # Ranks may end epochs in different iterations.
-        return [part for part in states_of(self.actual_optimizer) if part.name != "epoch"]
+    def _equal_states(self) -> dict[str, Any]:
+        found = states_of(self.actual_optimizer)
+        del found["epoch"]  # ranks may end epochs in different iterations
+        return found
 
     def _agree_on_settings(self) -> None:
         """Raise on all ranks unless their optimizers have the same settings."""
@@ -451,6 +457,7 @@ class MultiNodeOptimizer:
         if step.has_new_parameters:
             self._replicas.note_equal(actual.target)
             self._step_settings.forget()
+            self._first_persistents = None
         if everything:
             self.comparison.note_equal(actual.t)
         if is_first:
@@ -475,7 +482,7 @@ class MultiNodeOptimizer:
     def _parts_to_resume(self) -> dict[str, Any]:
         """Return what must be the same on all ranks after each has loaded a snapshot."""
         actual = self.actual_optimizer
-        return {"t": actual.t, **values_of(parameters_of(actual.target))}
+        return {"t": actual.t, **parameters_of(actual.target)}
 
     def _synchronize(self, everything: bool) -> None:
         """Give all ranks the parameters of rank 0, or everything. Collective.
@@ -483,7 +490,9 @@ class MultiNodeOptimizer:
         Subclasses drop gradients of the replicas before.
         """
         if everything:
-            replicas.follow_rank_0(self.communicator, self.actual_optimizer)
+            replicas.follow_rank_0(
+                self.communicator, self.actual_optimizer, self._first_persistents
+            )
         else:
             replicas.bcast_parameters(self.communicator, self.actual_optimizer.target)
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import chainer
+import numpy as np
 from chainer.variable import VariableNode
 
+from chainermn.agreement import run_together
 from chainermn.gradients.parameters import initialized_parameters
-from chainermn.optimizers.parts import (
-    describe,
-    initialize_states,
-    parameters_of,
-    persistents_of,
-    states_of,
-    values_of,
-)
+from chainermn.gradients.persistents import bcast_persistents, named_persistents
+from chainermn.optimizers.parts import digest_of, parameters_of, states_of
 from chainermn.optimizers.settings import hyperparameters, set_hyperparameters
 
 if TYPE_CHECKING:
@@ -55,39 +50,46 @@ class Replicas:
         self._link, self._nodes = None, frozenset()
 
 
-def follow_rank_0(communicator: CommunicatorBase, optimizer: chainer.Optimizer) -> None:
-    """Give all ranks the parts of the replica of rank 0, wherever they differ. Collective.
+def follow_rank_0(
+    communicator: CommunicatorBase,
+    optimizer: chainer.Optimizer,
+    persistents: bytes | None = None,
+) -> None:
+    """Give all ranks what the replica of rank 0 has, wherever they differ. Collective.
+
+    Parameters
+    ----------
+    communicator : CommunicatorBase
+        Communicator of the ranks.
+    optimizer : chainer.Optimizer
+        Optimizer, and through it its model.
+    persistents : bytes, optional
+        Digest of the persistent values to compare, by default those that the model has now.
 
     Raises
     ------
-    TypeError, ValueError
-        On every rank, if the models or the optimizers do not have parts of the same names.
+    Exception
+        On every rank, if the models or the optimizers are too different.
     """
     model = optimizer.target
     initialize_states(model)
-    others = [*states_of(optimizer), *persistents_of(model)]
-    if are_equal(communicator, values_of([*parameters_of(model), *others])):
-        return
-    bcast_parameters(communicator, model)
-    others = [*states_of(optimizer), *persistents_of(model)]
-    own = describe(values_of(others))
-    of_rank_0 = communicator.bcast_obj(own)
-    unlike = sorted(own.keys() ^ of_rank_0.keys())
-    differing = {name for name in of_rank_0 if own.get(name) != of_rank_0[name]}
-    everywhere = communicator.allgather_obj((unlike, differing))
-    for rank, (names, _) in enumerate(everywhere):
-        if names:
-            raise ValueError(
-                "the models and optimizers of all ranks must have the same parts; rank 0 and rank "
-                f"{rank} do not both have {', '.join(names[:3])}"
-            )
-    wanted = {name for _, names in everywhere for name in names}
-    values = communicator.bcast_obj(
-        {part.name: part.value for part in others if part.name in wanted}
+    own = (
+        digest_of(parameters_of(model)),
+        digest_of(states_of(optimizer)),
+        persistents or digest_of(dict(named_persistents(model))),
     )
-    for part in others:
-        if values.get(part.name) is not None:  # None: only known after the first forward pass
-            part.assign(values[part.name])
+    parameters, states, others = zip(*communicator.allgather_obj(own), strict=True)
+    if len(set(parameters)) > 1:
+        bcast_parameters(communicator, model)
+    if len(set(states)) > 1:
+        saved: dict[str, Any] = {}
+        if communicator.rank == 0:
+            optimizer.serialize(chainer.serializers.DictionarySerializer(saved))
+        loaded = chainer.serializers.NpzDeserializer(communicator.bcast_obj(saved))
+        where = "taking over the state of rank 0's optimizer"
+        run_together(communicator, where, lambda: optimizer.serialize(loaded))
+    if len(set(others)) > 1:
+        bcast_persistents(communicator, model, "update")
 
 
 def follow_settings(communicator: CommunicatorBase, optimizer: chainer.Optimizer) -> None:
@@ -108,6 +110,12 @@ def are_equal(communicator: CommunicatorBase, values: Mapping[str, Any]) -> bool
     return len(set(communicator.allgather_obj(digest_of(values)))) == 1
 
 
-def digest_of(values: Mapping[str, Any]) -> bytes:
-    """Return a few bytes that are equal on ranks with equal values under the same names."""
-    return hashlib.blake2b(repr(describe(values)).encode(), digest_size=16).digest()
+def initialize_states(model: chainer.Link) -> None:
+    """Initialize the states of update rules; Chainer cannot load a snapshot without them."""
+    for parameter in model.params():
+        rule = getattr(parameter, "update_rule", None)
+        if rule is None or parameter.array is None:
+            continue
+        if rule._use_fp32_update and parameter.dtype == np.float16:
+            continue  # the state belongs to a copy in float32
+        rule._init_states(parameter)
