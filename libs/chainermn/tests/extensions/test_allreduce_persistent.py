@@ -117,6 +117,6 @@ def test_a_hook_on_one_rank_only(comm: CommunicatorBase) -> None:
     model = chainer.Sequential(L.Linear(3, 3))
     if comm.rank == 1:
         model[0].add_hook(SpectralNormalization())
-    message = "AllreducePersistent: .* rank 0: no further value; rank 1: /0/W_u"
+    message = "the model must have the same persistent values on all ranks, .* has /0/W_u"
     with pytest.raises(ValueError, match=message):
         AllreducePersistent(model, comm)()

@@ -85,7 +85,7 @@ def test_a_trainer_without_a_multi_node_optimizer(
     n = int(comm.rank == 0)
     assert kinds == [(0, 0), (1, n), (2, n), (3, n)]
     name = "GenericMultiNodeEvaluator" if generic else "create_multi_node_evaluator"
-    expected = f"{name}: the result is a mean over different models, because the ranks have"
+    expected = f"{name}: the result is a mean over different models, because nothing has been"
     assert [str(each.message).startswith(expected) for each in caught] == [True] * n
 
 

@@ -102,23 +102,20 @@ def test_all_ranks_get_the_values_of_rank_0(comm: CommunicatorBase) -> None:
 
 
 @pytest.mark.mpi(2, 3)
-@pytest.mark.parametrize("owner", [0, 1])
-def test_values_that_only_one_rank_has(comm: CommunicatorBase, owner: int) -> None:
+def test_values_that_only_rank_0_has(comm: CommunicatorBase) -> None:
     lazy = L.Linear(None, 2)
     lazy.add_hook(SpectralNormalization())
     model = chainer.Sequential(lazy, L.BatchNormalization(axis=0))
-    if comm.rank == owner:
+    if comm.rank == 0:
         model(np.ones((4, 3), "f"))
     bcast_persistents(comm, model)
     own = dict(named_persistents(model))
     assert own["/0/W_u"].shape == own["/1/avg_mean"].shape == (2,)
     vectors = comm.allgather(own["/0/W_u"])
-    assert all((vector == vectors[owner]).all() for vector in vectors)
-    # Rank 0's N is 0, not None.
-    assert own["/1/N"] == 0
+    assert all((vector == vectors[0]).all() for vector in vectors)
     saved = chainer.serializers.DictionarySerializer()
     saved.save(model)
-    assert (saved.target["0/W_u"] == vectors[owner]).all()
+    assert (saved.target["0/W_u"] == vectors[0]).all()
 
 
 @pytest.mark.mpi(2)
@@ -143,9 +140,9 @@ def test_models_that_differ(comm: CommunicatorBase, change: str) -> None:
     if comm.rank == 0 and change == "cannot be pickled":
         model.text = lambda: None
     error, message = {
-        "more": (ValueError, "bcast: .* rank 0: no further value; rank 1: /zz"),
-        "other": (ValueError, "bcast: .* rank 0: /book/mean; rank 1: /book/d"),
-        "no model": (TypeError, "bcast: rank 1: expected a model"),
+        "more": (ValueError, "the model must .* has /zz"),
+        "other": (ValueError, "the model must .* has /book/d"),
+        "no model": (TypeError, "expected a model"),
         "cannot be pickled": (TypeError, "bcast_obj: rank 0: cannot pickle"),
     }[change]
     with pytest.raises(error, match=message):

@@ -219,6 +219,15 @@ def test_what_happens_then(comm: CommunicatorBase, settings: str) -> None:
         assert "; and 1 more part; since iteration 1 at the earliest" in text
 
 
+@pytest.mark.mpi(2)
+def test_dummy_is_not_compared() -> None:
+    optimizer = make(chainermn.create_communicator("dummy"), optimizers.SGD(0.5))
+    train(optimizer, 3)
+    optimizer.compare_replicas()
+    weights = optimizer.communicator.allgather_obj(optimizer.target[0].W.array)
+    assert not np.array_equal(*weights)
+
+
 def test_wrong_settings(comm: CommunicatorBase) -> None:
     with pytest.raises(ValueError, match="got 'stop'"):
         make(comm, on_difference="stop")

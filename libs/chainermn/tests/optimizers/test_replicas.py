@@ -21,7 +21,7 @@ from chainermn.optimizers import LocalSGD
 from libs.chainermn.tests.optimizers.small_job import Network as SmallJob
 from libs.chainermn.tests.optimizers.small_job import make_trainer
 
-pytestmark = [pytest.mark.each_mpi, pytest.mark.mpi(3)]
+pytestmark = pytest.mark.mpi(3)
 
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -395,10 +395,13 @@ class Draw:
             parameter.grad += np.float32(self.draw())
 
 
-HOOKS: dict[str, Callable[[], Any]] = {
-    "GradientNoise": lambda: optimizer_hooks.GradientNoise(0.3),
-    "NumPy": lambda: Draw(np.random.normal),
-    "Python": lambda: Draw(random.random),
+HOOKS: dict[str, Callable[[Any], Any]] = {
+    "GradientNoise": lambda optimizer: optimizer.add_hook(optimizer_hooks.GradientNoise(0.3)),
+    "of a parameter": lambda optimizer: optimizer.target.b.W.update_rule.add_hook(
+        optimizer_hooks.GradientNoise(0.3)
+    ),
+    "NumPy": lambda optimizer: optimizer.add_hook(Draw(np.random.normal)),
+    "Python": lambda optimizer: optimizer.add_hook(Draw(random.random)),
 }
 
 
@@ -410,7 +413,7 @@ def test_noise_is_the_same_everywhere_and_leaves_dropout_alone(
     comm: CommunicatorBase, hook: str, mode: str
 ) -> None:
     optimizer = multi_node(comm, actual=optimizers.SGD(0.1), **MODES[mode])
-    optimizer.add_hook(HOOKS[hook]())
+    HOOKS[hook](optimizer)
     np.random.seed(comm.rank)
     drawn = []
 

@@ -16,7 +16,7 @@ class DummyCommunicator(MpiCommunicatorBase):
     Never train with it: the replicas become different.
     """
 
-    sends_rows = False
+    sends_rows = exchanges = False
 
     @staticmethod
     def average(

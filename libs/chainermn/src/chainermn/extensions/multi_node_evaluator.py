@@ -73,6 +73,7 @@ def create_multi_node_evaluator(
     >>> evaluator = training.extensions.Evaluator(test_iterator, model)
     >>> evaluator = chainermn.create_multi_node_evaluator(evaluator, comm)
     >>> trainer.extend(evaluator)
+    >>> trainer.run()
     >>> sorted(evaluator())
     ['validation/main/accuracy', 'validation/main/loss']
     """

@@ -68,9 +68,9 @@ class SeparateModels:
             self._is_settled = True
             if self._communicator.rank == 0:
                 warnings.warn(
-                    f"{where}: the result is a mean over different models, because the ranks have "
-                    "trained on their own: nothing has been averaged on this communicator. Train "
-                    "with chainermn.create_multi_node_optimizer(optimizer, comm). If the models "
-                    "differ on purpose, as in an ensemble, ignore this warning",
+                    f"{where}: the result is a mean over different models, because nothing has "
+                    "been averaged on this communicator. Train with "
+                    "chainermn.create_multi_node_optimizer(optimizer, comm). If the models differ "
+                    "on purpose, as in an ensemble, ignore this warning",
                     stacklevel=4,
                 )

@@ -99,7 +99,7 @@ class GradientExchange:
         # Gradients in host memory that never leave their host do not need rounding.
         return Wire(self.wire_dtype if self.topology.inter_size > 1 else None, gpu, phase)
 
-    @collective("multi_node_mean_grad")  # it may meet `mean` until ranks have compared settings
+    @collective("update")
     def agree(self, step: Step) -> Step:
         """Return what any rank tells about a step. Collective."""
         return Step.of_all(agree(self.mpi_comm, None, step.to_integers())[1])

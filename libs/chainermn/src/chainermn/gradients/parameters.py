@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import zip_longest
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import chainer
@@ -49,7 +50,7 @@ def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]
     """Return the parameters of ``model`` with their names, sorted by name."""
     if not isinstance(model, chainer.Link):
         raise TypeError(f"expected a model, which is a chainer.Link, got {type(model)}")
-    return sorted(model.namedparams(), key=lambda pair: pair[0])
+    return sorted(model.namedparams(), key=itemgetter(0))
 
 
 def initialized_parameters(model: chainer.Link) -> dict[VariableNode, chainer.Parameter]:

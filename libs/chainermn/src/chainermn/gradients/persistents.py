@@ -7,31 +7,12 @@ statistics of batch normalization, for example.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import chainer
 from chainer.link_hooks import SpectralNormalization
 
-from chainermn.agreement import InputError, attempt, raise_errors_of
-from chainermn.transport.gpu.device import on_gpu
-
-
-class Communicator(Protocol):
-    """The methods of a communicator that `bcast_persistents` uses."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this process among all ranks, from 0."""
-
-    def allgather_obj(self, obj: Any) -> list[Any]:
-        """Collect the objects of all ranks on every rank."""
-
-    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Give every rank the object of the root."""
-
-    def bcast(self, x: Any, root: int = 0) -> Any:
-        """Give every rank the arrays of the root."""
+from chainermn.agreement import Ranks, run_on_root, run_together
 
 
 class Persistent(NamedTuple):
@@ -137,20 +118,16 @@ def names_following_rank_0(link: chainer.Link) -> set[str]:
 
 
 def bcast_persistents(
-    communicator: Communicator,
-    model: chainer.Link,
-    where: str = "bcast_data",
-    *,
-    following_only: bool = False,
+    ranks: Ranks, model: chainer.Link, where: str = "bcast_data", *, following_only: bool = False
 ) -> None:
     """Give the models of all ranks the persistent values of rank 0. Collective.
 
-    A value that is None on rank 0 comes from the lowest rank that has it. Arrays change in place
-    if shape and dtype are equal, and stay in GPU memory if they are there.
+    Values that are None on rank 0 do not change. Arrays change in place if shape and dtype are
+    equal.
 
     Parameters
     ----------
-    communicator : CommunicatorBase
+    ranks : CommunicatorBase
         Communicator of the ranks.
     model : chainer.Link
         Model with persistent values of the same names on every rank.
@@ -165,41 +142,22 @@ def bcast_persistents(
         On every rank, if a rank does not give a model, if the names differ between ranks, or if
         a value cannot be pickled.
     """
-    found = attempt(lambda: persistents_of(model))
-    own = [] if isinstance(found, InputError) else found
-    own = [each for each in own if each.follows_rank_0 or not following_only]
-    everywhere = communicator.allgather_obj(
-        found if isinstance(found, InputError) else [_describe(each) for each in own]
-    )
-    raise_errors_of(dict(enumerate(everywhere)), where)
-    groups: dict[tuple[int, bool], list[Persistent]] = {}
-    for index, described in enumerate(zip_longest(*everywhere)):
-        if len({each and each.path for each in described}) > 1:
-            shown = "; ".join(
-                f"rank {rank}: {each.path if each else 'no further value'}"
-                for rank, each in enumerate(described)
-            )
+
+    def own() -> dict[str, Persistent]:
+        found = persistents_of(model)
+        return {each.path: each for each in found if each.follows_rank_0 or not following_only}
+
+    values = run_on_root(ranks, 0, where, lambda: {n: each.value for n, each in own().items()})
+
+    def take_over() -> None:
+        here = own()
+        if unlike := sorted(here.keys() ^ values.keys()):
             raise ValueError(
-                f"{where}: the model must have the same persistent values on all ranks; "
-                f"the first difference is {shown}"
+                "the model must have the same persistent values on all ranks, but only rank 0 or "
+                f"only this one has {', '.join(unlike)}"
             )
-        root = next((rank for rank, each in enumerate(described) if each.is_set), None)
-        if root is not None:
-            groups.setdefault((root, described[root].on_gpu), []).append(own[index])
-    for (root, is_on_gpu), persistents in groups.items():
-        bcast = communicator.bcast if is_on_gpu else communicator.bcast_obj
-        values = bcast(tuple(each.value for each in persistents), root=root)
-        if communicator.rank != root:
-            for persistent, value in zip(persistents, values, strict=True):
-                persistent.set(value)
+        for name, value in values.items() if ranks.rank else ():
+            if value is not None:
+                here[name].set(value)
 
-
-class _Description(NamedTuple):
-    path: str
-    is_set: bool
-    on_gpu: bool
-
-
-def _describe(persistent: Persistent) -> _Description:
-    value = persistent.value
-    return _Description(persistent.path, value is not None, on_gpu(value))
+    run_together(ranks, where, take_over)

@@ -162,6 +162,9 @@ def create_multi_node_optimizer(
         raise ValueError(
             f"on_difference must be 'raise', 'warn' or 'ignore', got {on_difference!r}"
         )
+    exchange = library_exchange(communicator)
+    if exchange is not None and not exchange.algorithm.exchanges:
+        compare_every = 0
     comparison = Comparison(communicator, compare_every, on_difference)
     compressor = None
     if compression is not None:

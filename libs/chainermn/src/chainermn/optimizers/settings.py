@@ -45,8 +45,8 @@ class StepSettings:
         # Mappings that say what the optimizer does, and the values that they had.
         self._seen: Sequence[tuple[Mapping[str, Any], Sequence[Any]]] = ()
         self._loss_scale: float | None = None
-        self._rules: Sequence[Mapping[str, Any]] = ()
-        self._are_enabled: Sequence[bool] = ()
+        self._updating: Sequence[Mapping[str, Any]] = ()
+        self._frozen: Sequence[Mapping[str, Any]] = ()
         self._number = self._number_of_rules = 0
         self._rules_may_draw = False
 
@@ -56,16 +56,19 @@ class StepSettings:
         Takes a few microseconds if nothing was assigned since the last call. What single
         parameters override is only looked at after `forget`, or if one was frozen or thawed.
         """
-        are_enabled = list(map(_is_enabled, self._rules))
-        is_known = self._seen and are_enabled == self._are_enabled
-        if is_known and optimizer._loss_scale is self._loss_scale and all(map(_is_as, self._seen)):
+        are_rules_known = (
+            bool(self._seen)
+            and all(map(_is_enabled, self._updating))
+            and not any(map(_is_enabled, self._frozen))
+        )
+        if (
+            are_rules_known
+            and optimizer._loss_scale is self._loss_scale
+            and all(map(_is_as, self._seen))
+        ):
             return self._number
-        if not is_known:
-            rules = _named_rules(optimizer)
-            self._rules = list(map(vars, rules.values()))
-            self._rules_may_draw = any(map(_may_draw, rules.values()))
-            self._are_enabled = list(map(_is_enabled, self._rules))
-            self._number_of_rules = _checksum(_of_rules(rules), 0)
+        if not are_rules_known:
+            self._look_at_rules(_named_rules(optimizer))
         hooks = _hooks(optimizer).values()
         mappings = [*map(vars, filter(_is_known, hooks)), *_hook_mappings(optimizer)]
         if hasattr(optimizer, "hyperparam"):
@@ -75,6 +78,13 @@ class StepSettings:
         self.may_draw = self._rules_may_draw or any(map(_may_draw, hooks))
         self._number = _checksum(self._of_optimizer(optimizer), self._number_of_rules)
         return self._number
+
+    def _look_at_rules(self, rules: Mapping[str, UpdateRule]) -> None:
+        self._updating = [vars(rule) for rule in rules.values() if rule.enabled]
+        self._frozen = [vars(rule) for rule in rules.values() if not rule.enabled]
+        hooks = [hook for rule in rules.values() for hook in _hooks(rule).values()]
+        self._rules_may_draw = any(map(_may_draw, [*rules.values(), *hooks]))
+        self._number_of_rules = _checksum(_of_rules(rules), 0)
 
     def check(self, communicator: CommunicatorBase, optimizer: chainer.Optimizer) -> None:
         """Raise ValueError on all ranks, if any has other settings. Collective."""

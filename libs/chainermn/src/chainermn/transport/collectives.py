@@ -44,6 +44,9 @@ class Algorithm:
     #: Whether only the nonzero rows of the gradients of embeddings are sent between hosts.
     sends_rows: ClassVar[bool] = True
 
+    #: Whether ranks exchange anything, so that their models stay equal.
+    exchanges: ClassVar[bool] = True
+
     #: Whether MPI may read and write GPU memory, except to add up, if ``CHAINERMN_CUDA_AWARE=1``
     #: says that it can.
     may_be_cuda_aware: ClassVar[bool] = True
