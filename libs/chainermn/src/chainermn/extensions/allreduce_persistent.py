@@ -77,6 +77,7 @@ class AllreducePersistent(Extension):
             for value, mean in zip(named.values(), means, strict=True):
                 value[...] = mean
         for optimizer in optimizers_of(trainer):
-            if trainer is not None and optimizer.communicator is self.comm:
+            is_its_model = any(link is self.model for link in optimizer.target.links())
+            if trainer is not None and optimizer.communicator is self.comm and is_its_model:
                 iteration = trainer.updater.iteration
                 optimizer.comparison.note_equal_persistents(equal, iteration)

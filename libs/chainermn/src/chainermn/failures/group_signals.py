@@ -12,10 +12,13 @@ import contextlib
 import os
 import select
 import signal
+import time
 
 _SIGNALS = (signal.SIGCONT, signal.SIGTERM)
 # A rank on another host may be gone before the signal arrives here.
 _SECONDS_TO_ARRIVE = 0.1
+# Ranks that are still there after this time have handled the signal.
+_SECONDS_TO_OBEY = 30.0
 
 
 class GroupSignals:
@@ -24,7 +27,7 @@ class GroupSignals:
     def __init__(self, reader: int) -> None:
         self._reader = reader
         os.set_blocking(reader, False)
-        self._is_terminated = False
+        self._terminated_at = float("-inf")
 
     @classmethod
     def of_this_group(cls) -> GroupSignals:
@@ -50,14 +53,16 @@ class GroupSignals:
             numbers = os.read(self._reader, 64)
         except BlockingIOError:  # `have_ended_the_job` was faster
             return True
-        self._is_terminated |= signal.SIGTERM in numbers
+        if signal.SIGTERM in numbers:
+            self._terminated_at = time.monotonic()
         return bool(numbers)
 
     def have_ended_the_job(self) -> bool:
         """Tell, once a rank is gone, whether SIGTERM to all processes is the cause."""
-        if not self._is_terminated and select.select([self], [], [], _SECONDS_TO_ARRIVE)[0]:
-            self._is_terminated = os.read(self._reader, 64).startswith(bytes([signal.SIGTERM]))
-        return self._is_terminated
+        is_recent = time.monotonic() - self._terminated_at < _SECONDS_TO_OBEY
+        if not is_recent and select.select([self], [], [], _SECONDS_TO_ARRIVE)[0]:
+            is_recent = os.read(self._reader, 64).startswith(bytes([signal.SIGTERM]))
+        return is_recent
 
 
 def _note_signals() -> None:

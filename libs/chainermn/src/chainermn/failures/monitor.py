@@ -120,7 +120,8 @@ class Monitor:
         while not self._is_done():
             ready = [key.fileobj for key, _ in self._selector.select(self._settings.period / 4)]
             are_members = all(it in self._members for it in ready)
-            for it in ready:
+            # A rank that is gone comes first: mpiexec may have ended the others because of it.
+            for it in sorted(ready, key=lambda it: it is self._signals):
                 if isinstance(it, Channel):
                     self._hear(it)
                 elif it is self._signals and not self._signals.hear():

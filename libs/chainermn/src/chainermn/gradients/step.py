@@ -13,8 +13,10 @@ class Step(NamedTuple):
 
     Attributes
     ----------
+    is_first : bool
+        Whether the replicas have never been equal.
     has_new_parameters : bool
-        Whether the replicas have never been equal with these parameters.
+        Whether they have never been equal with these parameters.
     is_restored : bool
         Whether the rank has loaded a snapshot.
     is_incomplete : bool
@@ -35,6 +37,7 @@ class Step(NamedTuple):
         then, how far the numbers of the ranks are apart: 0 if they are equal.
     """
 
+    is_first: bool = False
     has_new_parameters: bool = False
     is_restored: bool = False
     is_incomplete: bool = False

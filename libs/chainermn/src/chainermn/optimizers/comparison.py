@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 OnDifference = Literal["raise", "warn", "ignore"]
 
 _SHOWN = 3  # number of parts to name, at most
-# In units of the dtype's resolution: 1e-5 in float32, many steps of rounding.
-_ROUNDING = 84
+# Largest relative differences that many steps of rounding explain, by the character of the dtype.
+_ROUNDING = {"e": 4e-3, "f": 1e-5, "d": 2e-14}
 _BLAS = "processors for which BLAS rounds differently (set OPENBLAS_CORETYPE=Haswell on all hosts)"
 _CAUSES = (
     "a parameter or weights written on some ranks only (call comm.bcast_data(model, "
@@ -223,8 +223,7 @@ def _measured(communicator: CommunicatorBase, own: Any, difference: Difference) 
     with chainer.using_device(device):
         measured = _distance(device.xp, own, first)
     largest, relative = map(max, zip(*communicator.allgather_obj(measured), strict=True))
-    is_exact = own.dtype.kind not in "fc"
-    limit = 0.0 if is_exact else _ROUNDING * float(np.finfo(own.dtype).eps)
+    limit = _ROUNDING.get(own.real.dtype.char, 0.0)
     return difference._replace(
         largest=largest, relative=relative, may_be_rounding=relative < limit
     )

@@ -35,23 +35,27 @@ class SharedDraws:
     def __init__(self) -> None:
         self._states: dict[str, Any] = {}
 
-    def agree(self, communicator: CommunicatorBase, device: Any) -> None:
-        """Continue from the states that rank 0 has, unless all ranks have the same. Collective.
+    def agree(self, communicator: CommunicatorBase, device: Any, *, share_all: bool) -> None:
+        """Continue from the states of rank 0 that differ on any rank, or from all. Collective.
 
         A generator with the same state everywhere is used as it is: ranks draw what they always
-        drew. The state of CuPy's cannot be read, so NumPy's decides for it, and seeds it.
+        drew. The state of CuPy's cannot be read, so it is always replaced.
         """
         own = {name: _GET[name]() for name in (_PYTHON, _NUMPY)}
-        checksums = communicator.allgather_obj(
-            {name: zlib.crc32(pickle.dumps(state)) for name, state in own.items()}
-        )
-        differing = [n for n in own if any(one[n] != checksums[0][n] for one in checksums)]
+        checksums = communicator.allgather_obj({n: _checksum(one) for n, one in own.items()})
+        differing = [
+            n for n in own if share_all or any(one[n] != checksums[0][n] for one in checksums)
+        ]
         self._states = {}
         if differing:
             self._states = communicator.bcast_obj({name: own[name] for name in differing})
-            if _NUMPY in differing and device.xp is chainer.backends.cuda.cupy:
-                generator = device.xp.random.RandomState(checksums[0][_NUMPY])
-                self._states[_CUPY] = generator
+        if device.xp is chainer.backends.cuda.cupy:
+            self._states[_CUPY] = device.xp.random.RandomState(checksums[0][_NUMPY])
+
+    def checksum(self) -> int:
+        """Return a number below 2**32, the same on all ranks if they will draw the same."""
+        own = [_GET[name]() for name in (_PYTHON, _NUMPY) if name not in self._states]
+        return _checksum(own) if own else 0
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
@@ -69,3 +73,7 @@ def _exchange(states: Mapping[str, Any]) -> dict[str, Any]:
     for name, state in states.items():
         _SET[name](state)
     return before
+
+
+def _checksum(state: Any) -> int:
+    return zlib.crc32(pickle.dumps(state))

@@ -23,7 +23,6 @@ def fingerprints(values: Sequence[Any]) -> list[int]:
     Values are arrays, whose bytes are added up where they lie, or other objects, of which the
     `repr` counts.
     """
-    values = [value.item() if isinstance(value, np.generic) else value for value in values]
     found = {index: _checksum(value) for index, value in enumerate(values) if _is_small(value)}
     arrays = {index: value for index, value in enumerate(values) if index not in found}
     for xp in set(map(get_array_module, arrays.values())):
@@ -48,6 +47,8 @@ def _checksum(value: Any) -> int:
 def _sum(xp: Any, array: Any, weights: Any) -> Any:
     """Return a weighted sum of an array's bytes, as an array of shape () beside it."""
     content = xp.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if xp is not np and content.data.ptr % _WORD.itemsize:
+        content = content.copy()  # a GPU only reads words from multiples of their size
     n_words = content.size // _WORD.itemsize
     n_rows = n_words // _N_COLUMNS
     words = content[: n_words * _WORD.itemsize].view(_WORD)

@@ -153,6 +153,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
 
         Updaters call this. Every rank must call it.
         """
+        self._step_settings.forget()
         self.settle()
         self.actual_optimizer.new_epoch(auto)
         self.comparison.end_epoch(self.actual_optimizer.epoch)
@@ -174,13 +175,14 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         self._n_updates, self._restored = 0, None
         self._accumulated.take_over(self.actual_optimizer)
         step = Step(
+            is_first=not self._replicas.were_equal(target),
             has_new_parameters=self._replicas.has_other_parameters(target),
             is_restored=restored is not None,
             is_incomplete=n_updates != self.local.period,
             compares=self.comparison.is_due,
             averages_gradients=False,
             averages_changes=True,
-            settings=self._step_settings.number(self.actual_optimizer),
+            settings=self._settings_number(),
         )
         step = self._average_changes(step)
         if not step.pauses:
@@ -219,9 +221,10 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         # If another rank is not local yet, it begins a step on averaged gradients.
         step = self._average(
             Step(
+                is_first=True,
                 has_new_parameters=True,
                 is_restored=restored is not None,
-                settings=self._step_settings.number(self.actual_optimizer),
+                settings=self._settings_number(),
             )
         )
         self._agree_on_settings()

@@ -205,13 +205,14 @@ class MultiNodeOptimizer:
         self._n_updates, self._restored = 0, None
         self._complete_loss_scales()
         step = Step(
+            is_first=not self._replicas.were_equal(target),
             has_new_parameters=self._replicas.has_other_parameters(target),
             is_restored=restored is not None,
             is_incomplete=n_updates < self._accumulate,
             ends_epoch=ends_epoch,
             has_finished=self._join is not None and self._join.is_news,
             compares=self.comparison.is_due,
-            settings=self._step_settings.number(self.actual_optimizer),
+            settings=self._settings_number(),
         )
         agreed = self._average(step)
         if agreed.pauses:
@@ -219,6 +220,11 @@ class MultiNodeOptimizer:
                 return
             self._average(Step())
         self._take_step()
+
+    def _settings_number(self) -> int:
+        """Return a number that stands for all that must be the same for equal steps."""
+        number = self._step_settings.number(self.actual_optimizer)
+        return number ^ self._draws.checksum() if self._step_settings.may_draw else number
 
     def _average(self, step: Step) -> Step:
         """Average gradients, unless the step pauses on any rank; return what any rank says."""
@@ -380,7 +386,7 @@ class MultiNodeOptimizer:
 
     def _equal_states(self) -> dict[str, Any]:
         found = states_of(self.actual_optimizer)
-        del found["epoch"]  # ranks may end epochs in different iterations
+        found.pop("epoch", None)  # ranks may end epochs in different iterations
         return found
 
     def _agree_on_settings(self) -> None:
@@ -447,11 +453,12 @@ class MultiNodeOptimizer:
         alone has loaded, such as running statistics.
         """
         actual, comm = self.actual_optimizer, self.communicator
-        is_first = not self._replicas.were_equal(actual.target)
         was_restored = step.is_restored and self._is_restored_everywhere(restored)
-        are_equal = was_restored and replicas.are_equal(comm, self._parts_to_resume())
+        are_equal = (
+            was_restored and len(set(comm.allgather_obj(digest_of(self._parts_to_resume())))) == 1
+        )
         follows = (step.has_new_parameters or step.is_restored) and not are_equal
-        everything = is_first or (follows and step.is_restored)
+        everything = step.is_first or (follows and step.is_restored)
         if follows:
             self._synchronize(everything)
         if step.has_new_parameters:
@@ -460,12 +467,13 @@ class MultiNodeOptimizer:
             self._first_persistents = None
         if everything:
             self.comparison.note_equal(actual.t)
-        if is_first:
-            self._draws.agree(comm, actual.target.device)
         if everything and step.settings:
             replicas.follow_settings(comm, actual)
         if step.settings:
             self._step_settings.check(comm, actual)
+        if step.is_first or step.settings:
+            # Later, the settings are the same, so the generators are not.
+            self._draws.agree(comm, actual.target.device, share_all=not step.is_first)
         return follows
 
     def _is_restored_everywhere(self, restored: PendingGradients | None) -> bool:

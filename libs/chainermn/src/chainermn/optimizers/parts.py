@@ -11,6 +11,8 @@ import chainer
 from chainermn.gradients.parameters import named_parameters
 from chainermn.optimizers.fingerprints import fingerprints
 
+_COMPARABLE = bool, int, float, complex, str, bytes, type(None)
+
 
 def parameters_of(model: chainer.Link) -> dict[str, Any]:
     """Return the arrays of the initialized parameters, each once, by the first of its names."""
@@ -31,8 +33,16 @@ def is_float_array(value: Any) -> bool:
 
 
 def describe(values: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the shape, dtype and fingerprint of each value: equal on ranks with equal values."""
-    found = zip(values.items(), fingerprints(list(values.values())), strict=True)
+    """Return the shape, dtype and fingerprint of each value: equal on ranks with equal values.
+
+    Objects that are neither numbers, texts nor arrays are left out.
+    """
+    known = {
+        name: value.item() if getattr(value, "shape", None) == () else value
+        for name, value in values.items()
+        if isinstance(value, _COMPARABLE) or hasattr(value, "dtype")
+    }
+    found = zip(known.items(), fingerprints(list(known.values())), strict=True)
     return {
         name: (
             getattr(value, "shape", None),

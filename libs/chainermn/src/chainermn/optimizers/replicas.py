@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy as np
 from chainer.variable import VariableNode
 
-from chainermn.agreement import run_together
+from chainermn.agreement import attempt, raise_errors_of, run_together
 from chainermn.gradients.parameters import initialized_parameters
 from chainermn.gradients.persistents import bcast_persistents, named_persistents
 from chainermn.optimizers.parts import digest_of, parameters_of, states_of
@@ -72,13 +72,18 @@ def follow_rank_0(
         On every rank, if the models or the optimizers are too different.
     """
     model = optimizer.target
-    initialize_states(model)
-    own = (
-        digest_of(parameters_of(model)),
-        digest_of(states_of(optimizer)),
-        persistents or digest_of(dict(named_persistents(model))),
-    )
-    parameters, states, others = zip(*communicator.allgather_obj(own), strict=True)
+
+    def digests() -> tuple[bytes, ...]:
+        initialize_states(model)
+        return (
+            digest_of(parameters_of(model)),
+            digest_of(states_of(optimizer)),
+            persistents or digest_of(dict(named_persistents(model))),
+        )
+
+    everywhere = communicator.allgather_obj(attempt(digests))
+    raise_errors_of(dict(enumerate(everywhere)), "update")
+    parameters, states, others = zip(*everywhere, strict=True)
     if len(set(parameters)) > 1:
         bcast_parameters(communicator, model)
     if len(set(states)) > 1:
@@ -94,20 +99,19 @@ def follow_rank_0(
 
 def follow_settings(communicator: CommunicatorBase, optimizer: chainer.Optimizer) -> None:
     """Give all ranks the hyperparameters and the loss scale of rank 0. Collective."""
-    own = hyperparameters(optimizer), optimizer._loss_scale
-    values, optimizer._loss_scale = communicator.bcast_obj(own)
+    scaling = {key for key in vars(optimizer) if key.startswith("_loss_scal")}
+    own = hyperparameters(optimizer), {key: getattr(optimizer, key) for key in scaling}
+    values, of_rank_0 = communicator.bcast_obj(own)
     set_hyperparameters(optimizer, values)
+    for key in scaling - of_rank_0.keys():
+        delattr(optimizer, key)
+    vars(optimizer).update(of_rank_0)
 
 
 def bcast_parameters(communicator: CommunicatorBase, model: chainer.Link) -> None:
     """Give all ranks the same parameters, and states for those that they lacked. Collective."""
     communicator.bcast_data(model)
     initialize_states(model)
-
-
-def are_equal(communicator: CommunicatorBase, values: Mapping[str, Any]) -> bool:
-    """Tell whether all ranks have the same values under the same names. One small collective."""
-    return len(set(communicator.allgather_obj(digest_of(values)))) == 1
 
 
 def initialize_states(model: chainer.Link) -> None:

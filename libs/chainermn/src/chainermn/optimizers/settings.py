@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from chainermn.communicators.communicator_base import CommunicatorBase
 
-_PLAIN = bool, int, float, str, tuple, type(None), np.number
-_KNOWN = *_PLAIN, *chainer.get_array_types()
+_PLAIN = bool, int, float, str, type(None), np.generic
+_KNOWN = *_PLAIN, tuple, *chainer.get_array_types()
 # Faster than `attrgetter` on the rules themselves.
 _is_enabled = itemgetter("enabled")
 
@@ -80,19 +80,21 @@ class StepSettings:
         return self._number
 
     def _look_at_rules(self, rules: Mapping[str, UpdateRule]) -> None:
-        self._updating = [vars(rule) for rule in rules.values() if rule.enabled]
-        self._frozen = [vars(rule) for rule in rules.values() if not rule.enabled]
+        known = [vars(rule) for rule in rules.values() if "enabled" in vars(rule)]
+        self._updating = [rule for rule in known if rule["enabled"]]
+        self._frozen = [rule for rule in known if not rule["enabled"]]
         hooks = [hook for rule in rules.values() for hook in _hooks(rule).values()]
         self._rules_may_draw = any(map(_may_draw, [*rules.values(), *hooks]))
         self._number_of_rules = _checksum(_of_rules(rules), 0)
 
     def check(self, communicator: CommunicatorBase, optimizer: chainer.Optimizer) -> None:
         """Raise ValueError on all ranks, if any has other settings. Collective."""
+        self.forget()
         own = {**self._of_optimizer(optimizer), **_of_rules(_named_rules(optimizer))}
         everywhere = communicator.allgather_obj(own)
         for name in sorted({name for one in everywhere for name in one}):
             values = [one.get(name, "none") for one in everywhere]
-            if any(value != values[0] for value in values):
+            if len(set(map(repr, values))) > 1:
                 shown = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
                 raise ValueError(
                     f"{name} differs between ranks, so their models would become different: "
@@ -106,9 +108,7 @@ class StepSettings:
         found["the optimizer"] = type(optimizer).__name__
         if self._with_loss_scale:
             found["the loss scale"] = optimizer._loss_scale
-        for name, hook in _hooks(optimizer).items():
-            found[f"the hook {name}"] = _described(hook)
-        return found
+        return found | _described(_hooks(optimizer), "")
 
 
 def hyperparameters(optimizer: chainer.Optimizer) -> dict[str, dict[str, Any]]:
@@ -135,8 +135,7 @@ def _of_rules(rules: Mapping[str, UpdateRule]) -> dict[str, Any]:
         found[f"the update of parameter {parameter}"] = "on" if rule.enabled else "off"
         for name, value in _numbers(_entries(rule)).items():
             found[f"{name} of parameter {parameter}"] = value
-        for name, hook in _hooks(rule).items():
-            found[f"the hook {name} of parameter {parameter}"] = _described(hook)
+        found |= _described(_hooks(rule), f" of parameter {parameter}")
     return found
 
 
@@ -173,10 +172,14 @@ def _is_known(hook_or_rule: Any) -> bool:
     return type(hook_or_rule).__module__.startswith(("chainer.", "chainermn."))
 
 
-def _described(hook: Any) -> str:
-    kind, settings = type(hook), _numbers(vars(hook)) if _is_known(hook) else {}
-    shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-    return f"{getattr(hook, '__name__', kind.__name__)}({shown})"
+def _described(hooks: Mapping[str, Any], of_what: str) -> dict[str, str]:
+    """Return the classes and settings of hooks; a user's own may only read."""
+    found = {}
+    for name, hook in hooks.items():
+        if _is_known(hook):
+            settings = ", ".join(f"{key}={value!r}" for key, value in _numbers(vars(hook)).items())
+            found[f"the hook {name}{of_what}"] = f"{type(hook).__name__}({settings})"
+    return found
 
 
 def _may_draw(hook_or_rule: Any) -> bool:
@@ -190,10 +193,12 @@ def _is_as(seen: tuple[Mapping[str, Any], Sequence[Any]]) -> bool:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are numbers, texts or arrays, so that their `repr` compares them."""
     return {
-        key: value.item() if isinstance(value, np.number) else value
+        key: value.tolist() if hasattr(value, "tolist") else value
         for key, value in values.items()
-        if isinstance(value, _PLAIN)
+        if isinstance(value, (*_PLAIN, *chainer.get_array_types()))
+        or (isinstance(value, tuple) and all(isinstance(each, _PLAIN) for each in value))
     }
 
 
