@@ -124,9 +124,10 @@ def create_multi_node_optimizer(
     of rank 0. After all ranks have loaded a snapshot that made them equal, the first ``update``
     does take its step, so a resumed run loses none.
 
-    Later, hyperparameters, hooks, the loss scale and frozen parameters must be the same on all
-    ranks: an ``update`` raises on all ranks if one has others. What hooks and update rules draw,
-    such as the noise of ``GradientNoise``, is the same on all ranks, whatever their seeds.
+    Later, hyperparameters, Chainer's hooks, the loss scale and frozen parameters must be the same
+    on all ranks: an ``update`` raises on all ranks if one has others. A hook of your own may be on
+    one rank only if it changes nothing. What hooks and update rules draw, such as the noise of
+    ``GradientNoise``, is the same on all ranks, whatever their seeds.
 
     Hooks see the mean gradient. So ``WeightDecay`` and ``GradientClipping`` have the same effect
     as in one process with the batches of all ranks. The same is true for dynamic loss scaling: an
