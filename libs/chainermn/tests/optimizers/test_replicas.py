@@ -19,7 +19,7 @@ import chainermn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.optimizers import LocalSGD
 from libs.chainermn.tests.optimizers.small_job import Network as SmallJob
-from libs.chainermn.tests.optimizers.small_job import make_trainer
+from libs.chainermn.tests.optimizers.small_job import assert_equal, make_trainer
 
 pytestmark = pytest.mark.mpi(3)
 
@@ -99,9 +99,7 @@ def everything(optimizer: Any, *, statistics: bool = False) -> dict[str, np.ndar
 
 def assert_same_everywhere(comm: CommunicatorBase, own: dict[str, np.ndarray]) -> None:
     for other in comm.allgather_obj(own):
-        assert other.keys() == own.keys()
-        for name, value in own.items():
-            np.testing.assert_array_equal(other[name], value, err_msg=name)
+        assert_equal(other, own)
 
 
 def save(optimizer: Any, folder: Path) -> None:
@@ -114,20 +112,26 @@ def load(optimizer: Any, folder: Path) -> None:
     chainer.serializers.load_npz(folder / "optimizer.npz", optimizer)
 
 
+@pytest.fixture
+def snapshot(comm: CommunicatorBase, tmp_path: Path) -> Path:
+    """Return the folder of a snapshot after five steps."""
+    optimizer = multi_node(comm, seed=1)
+    train(optimizer, range(6))
+    save(optimizer, tmp_path)
+    return tmp_path
+
+
 # ---- what rank 0 alone has loaded ----
 
 
 @every_mode
 @on_two_ranks
 def test_first_update_gives_all_ranks_everything_that_rank_0_has_loaded(
-    comm: CommunicatorBase, tmp_path: Path, mode: str
+    comm: CommunicatorBase, snapshot: Path, mode: str
 ) -> None:
-    saved = multi_node(comm, seed=1)
-    train(saved, range(6))
-    save(saved, tmp_path)
     optimizer = multi_node(comm, seed=comm.rank + 2, **MODES[mode])
     if comm.rank == 0:
-        load(optimizer, tmp_path)
+        load(optimizer, snapshot)
         before = everything(optimizer)
     optimizer.update(optimizer.target, batch(comm.rank, 0))
     now = everything(optimizer, statistics=True)
@@ -138,35 +142,28 @@ def test_first_update_gives_all_ranks_everything_that_rank_0_has_loaded(
 
 
 def test_training_goes_on_as_if_all_ranks_had_loaded_it(
-    comm: CommunicatorBase, tmp_path: Path
+    comm: CommunicatorBase, snapshot: Path
 ) -> None:
-    saved = multi_node(comm, seed=1)
-    train(saved, range(6))
-    save(saved, tmp_path)
     alone, together = multi_node(comm, seed=comm.rank), multi_node(comm, seed=comm.rank)
-    load(together, tmp_path)
+    load(together, snapshot)
     if comm.rank == 0:
-        load(alone, tmp_path)
+        load(alone, snapshot)
     train(alone, range(6, 12))
     train(together, range(7, 12))  # takes its first step at once
     assert_same_everywhere(comm, everything(alone))
     assert everything(alone)["optimizer/t"] == 10
-    for name, value in everything(together).items():
-        np.testing.assert_array_equal(value, everything(alone)[name], err_msg=name)
+    assert_equal(everything(together), everything(alone))
 
 
 @every_mode
 @on_two_ranks
 def test_what_rank_0_alone_loads_later_becomes_everyones(
-    comm: CommunicatorBase, tmp_path: Path, mode: str
+    comm: CommunicatorBase, snapshot: Path, mode: str
 ) -> None:
-    saved = multi_node(comm, seed=1)
-    train(saved, range(6))
-    save(saved, tmp_path)
     optimizer = multi_node(comm, **MODES[mode])
     train(optimizer, range(5))
     if comm.rank == 0:
-        load(optimizer, tmp_path)
+        load(optimizer, snapshot)
         optimizer.alpha = 0.25
     if mode in ("double buffering", "local"):
         optimizer.settle() if mode == "local" else optimizer.wait()
@@ -197,8 +194,7 @@ def test_each_rank_keeps_the_statistics_of_its_own_snapshot(
     train(saved, range(4, 6))
     train(optimizer, range(4, 6))
     own = everything(optimizer, statistics=True)
-    for name, value in everything(saved, statistics=True).items():
-        np.testing.assert_array_equal(own[name], value, err_msg=name)
+    assert_equal(own, everything(saved, statistics=True))
     others = comm.allgather_obj(own["model/norm/avg_mean"])
     assert not np.array_equal(others[0], others[1])
 

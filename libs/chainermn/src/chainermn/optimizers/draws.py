@@ -60,14 +60,14 @@ class SharedDraws:
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
         """Let the global generators draw the same on all ranks in the ``with`` block."""
-        before = _exchange(self._states)
+        before = _swap(self._states)
         try:
             yield
         finally:
-            self._states = _exchange(before)
+            self._states = _swap(before)
 
 
-def _exchange(states: Mapping[str, Any]) -> dict[str, Any]:
+def _swap(states: Mapping[str, Any]) -> dict[str, Any]:
     """Set the states of global generators, and return those before."""
     before = {name: _GET[name]() for name in states}
     for name, state in states.items():

@@ -171,18 +171,14 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         ValueError
             On every rank, if ranks have taken different numbers of steps since the last average.
         """
-        target, n_updates, restored = self.actual_optimizer.target, self._n_updates, self._restored
+        n_updates, restored = self._n_updates, self._restored
         self._n_updates, self._restored = 0, None
         self._accumulated.take_over(self.actual_optimizer)
-        step = Step(
-            is_first=not self._replicas.were_equal(target),
-            has_new_parameters=self._replicas.has_other_parameters(target),
-            is_restored=restored is not None,
+        step = self._state(restored)._replace(
             is_incomplete=n_updates != self.local.period,
             compares=self.comparison.is_due,
             averages_gradients=False,
             averages_changes=True,
-            settings=self._settings_number(),
         )
         step = self._average_changes(step)
         if not step.pauses:
@@ -219,14 +215,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         """Make the replicas equal, unless a snapshot has done so; tell whether it has."""
         restored, self._restored = self._restored, None
         # If another rank is not local yet, it begins a step on averaged gradients.
-        step = self._average(
-            Step(
-                is_first=True,
-                has_new_parameters=True,
-                is_restored=restored is not None,
-                settings=self._settings_number(),
-            )
-        )
+        step = self._average(self._state(restored))
         self._agree_on_settings()
         if step.is_restored:
             self._after_restoring(restored)

@@ -201,18 +201,14 @@ class MultiNodeOptimizer:
         In the same collective that compares the models, each rank says whether something has to
         be settled before.
         """
-        target, n_updates, restored = self.actual_optimizer.target, self._n_updates, self._restored
+        n_updates, restored = self._n_updates, self._restored
         self._n_updates, self._restored = 0, None
         self._complete_loss_scales()
-        step = Step(
-            is_first=not self._replicas.were_equal(target),
-            has_new_parameters=self._replicas.has_other_parameters(target),
-            is_restored=restored is not None,
+        step = self._state(restored)._replace(
             is_incomplete=n_updates < self._accumulate,
             ends_epoch=ends_epoch,
             has_finished=self._join is not None and self._join.is_news,
             compares=self.comparison.is_due,
-            settings=self._settings_number(),
         )
         agreed = self._average(step)
         if agreed.pauses:
@@ -221,10 +217,16 @@ class MultiNodeOptimizer:
             self._average(Step())
         self._take_step()
 
-    def _settings_number(self) -> int:
-        """Return a number that stands for all that must be the same for equal steps."""
-        number = self._step_settings.number(self.actual_optimizer)
-        return number ^ self._draws.checksum() if self._step_settings.may_draw else number
+    def _state(self, restored: PendingGradients | None) -> Step:
+        """Return what this rank tells the others about its replica before each exchange."""
+        target, settings = self.actual_optimizer.target, self._step_settings
+        number = settings.number(self.actual_optimizer)
+        return Step(
+            is_first=not self._replicas.were_equal(target),
+            has_new_parameters=self._replicas.has_other_parameters(target),
+            is_restored=restored is not None,
+            settings=number ^ self._draws.checksum() if settings.may_draw else number,
+        )
 
     def _average(self, step: Step) -> Step:
         """Average gradients, unless the step pauses on any rank; return what any rank says."""
@@ -502,7 +504,7 @@ class MultiNodeOptimizer:
                 self.communicator, self.actual_optimizer, self._first_persistents
             )
         else:
-            replicas.bcast_parameters(self.communicator, self.actual_optimizer.target)
+            replicas.follow_parameters(self.communicator, self.actual_optimizer.target)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.actual_optimizer, name)

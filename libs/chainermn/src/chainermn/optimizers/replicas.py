@@ -85,7 +85,7 @@ def follow_rank_0(
     raise_errors_of(dict(enumerate(everywhere)), "update")
     parameters, states, others = zip(*everywhere, strict=True)
     if len(set(parameters)) > 1:
-        bcast_parameters(communicator, model)
+        follow_parameters(communicator, model)
     if len(set(states)) > 1:
         saved: dict[str, Any] = {}
         if communicator.rank == 0:
@@ -99,17 +99,16 @@ def follow_rank_0(
 
 def follow_settings(communicator: CommunicatorBase, optimizer: chainer.Optimizer) -> None:
     """Give all ranks the hyperparameters and the loss scale of rank 0. Collective."""
-    scaling = {key for key in vars(optimizer) if key.startswith("_loss_scal")}
-    own = hyperparameters(optimizer), {key: getattr(optimizer, key) for key in scaling}
-    values, of_rank_0 = communicator.bcast_obj(own)
+    own = {key: one for key, one in vars(optimizer).items() if key.startswith("_loss_scal")}
+    values, of_rank_0 = communicator.bcast_obj((hyperparameters(optimizer), own))
     set_hyperparameters(optimizer, values)
-    for key in scaling - of_rank_0.keys():
+    for key in own.keys() - of_rank_0.keys():
         delattr(optimizer, key)
     vars(optimizer).update(of_rank_0)
 
 
-def bcast_parameters(communicator: CommunicatorBase, model: chainer.Link) -> None:
-    """Give all ranks the same parameters, and states for those that they lacked. Collective."""
+def follow_parameters(communicator: CommunicatorBase, model: chainer.Link) -> None:
+    """Give all ranks the parameters of rank 0, and their states if they lacked any. Collective."""
     communicator.bcast_data(model)
     initialize_states(model)
 
