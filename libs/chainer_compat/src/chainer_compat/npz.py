@@ -138,7 +138,7 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
         return len(self._members)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._members
+        return key in self._members or key in self._replaced
 
     def __getitem__(self, key: str) -> NDArray[Any]:
         if key in self._replaced:

@@ -1,4 +1,4 @@
-"""Explain errors from loading a snapshot of a job with a different number of ranks."""
+"""What resuming must know of this job, and errors from loading a snapshot of another one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 
 #: Key with which a `MultiNodeOptimizer` saves the number of ranks.
 N_RANKS = "chainermn_ranks"
+
+#: Calls of this process that shuffled without a seed, so a resumed run shuffles in another way.
+unseeded_calls: set[str] = set()
 
 _ranks = 0
 _ORDER = re.compile(r"(.*/)?iterator:[^/]+/_?order")

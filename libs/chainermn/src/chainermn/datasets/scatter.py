@@ -13,6 +13,7 @@ from chainer.datasets import SubDataset
 from chainermn.agreement import check_root, run_on_root
 from chainermn.communicators import CommunicatorBase, create_communicator
 from chainermn.datasets.shards import Columns, Indices, scatter_columns
+from chainermn.resuming import unseeded_calls
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -95,6 +96,8 @@ def scatter_dataset(
     if not isinstance(comm, CommunicatorBase):
         comm = create_communicator("naive", comm)
     check_root(comm, root, where)
+    if shuffle and seed is None:
+        unseeded_calls.add("scatter_dataset(shuffle=True)")
 
     columns: Columns | None = None
     order: Indices | None = None

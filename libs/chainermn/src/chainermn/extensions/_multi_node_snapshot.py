@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
 import sys
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import chainer
-import numpy as np
 from chainer.training.extension import Extension
 
 from chainermn import spans
 from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator, check_has
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.extensions import random_states
-from chainermn.extensions.npz_files import find_damage, is_usable_everywhere
-from chainermn.extensions.snapshot_contents import LABEL, difference, label_of, load
+from chainermn.extensions.exactness import not_restored
+from chainermn.extensions.rank_states import differences, own_state
+from chainermn.extensions.snapshot_contents import RankStates, label_of, load, save
+from chainermn.extensions.snapshot_files import SnapshotFiles
+from chainermn.notes import note_once
+from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers.settling import optimizers_of, settle
 
 _WHERE = "multi_node_snapshot"
@@ -52,8 +50,8 @@ def multi_node_snapshot(
     settings : mapping, optional
         Settings of the run that change its result, such as ``vars(args)``: strings, numbers and
         other values that JSON supports. They label the snapshots, and a run resumes by itself only
-        with the same settings. The snapshots then also hold the state of NumPy's global random
-        generator of every rank, for the same number of ranks.
+        with the same settings, from the highest iteration. A note on rank 0 then also tells what
+        a resumed run would not repeat bit for bit.
 
     Returns
     -------
@@ -71,17 +69,24 @@ def multi_node_snapshot(
     -----
     With ``autoload=True``, or in `MultiNodeSnapshot.resume`, all sets load the newest snapshot
     that every set has, and skip damaged files. A file that could run code is not skipped; every
-    rank raises.
+    rank raises. Without ``settings``, the newest is the one written last.
 
-    You can resume with a different number of ranks if the same ranks write. The shuffled order of
-    an iterator fits only the number of examples that a rank had. If this number changes, the
-    iterator resumes at the same fraction of the epoch, in its own order. With
-    `create_distributed_sampler`, or another order sampler with a method ``order(epoch)``, each
-    rank resumes with its part of the same epoch, for any number of ranks. Snapshots, except those
-    of ``snapshot_on_error``, also hold the gradients that ranks still have to send; only the same
-    number of ranks loads these.
+    Each rank gets back what it had of its own: the order of its examples and its position, its
+    persistent values, the random generators of NumPy and Python, and those that its data set has.
+    Gradients that ranks still have to send are kept too. Snapshots of ``snapshot_on_error`` have
+    only what the rank that writes had.
 
-    All ranks wait for the one that writes. Writing is much faster without compression:
+    You can resume with a different number of ranks if the same ranks write. All ranks then start
+    with the persistent values of the rank that wrote. The shuffled order of an iterator fits only
+    the number of examples that a rank had. If this number changes, the iterator resumes at the
+    same fraction of the epoch, in its own order. With `create_distributed_sampler`, or another
+    order sampler with a method ``order(epoch)``, each rank resumes with its part of the same
+    epoch, for any number of ranks.
+
+    With ``n_retains``, only files that this run has written are deleted, also before it resumed.
+
+    All ranks wait for the one that writes, unless the snapshot has a ``ThreadWriter``. Writing is
+    much faster without compression:
     ``extensions.snapshot(savefun=functools.partial(save_npz, compression=False))``.
 
     Examples
@@ -161,14 +166,20 @@ class MultiNodeSnapshot(Extension):
         self.comm = comm
         self.snapshot = snapshot
         self._label = label
-        self._random_states: list[Any] = []
+        self._states: RankStates | None = None
+        self._run = int.from_bytes(os.urandom(7))
+        self._written: list[str] = []
         self.replica_set = next(ranks for ranks in replica_sets if comm.rank in ranks)
         self.master = min(self.replica_set)
-        self._plain_filename = snapshot.filename
-        if callable(snapshot.filename):
-            snapshot.filename = lambda trainer: f"{self._plain_filename(trainer)}.{comm.rank}"
+        # Another set may write at another time.
+        self._is_alone = len(self.replica_set) == comm.size
+        self._set = comm if self._is_alone else comm.split(self.master, comm.rank)
+        plain = snapshot.filename
+        self._files = SnapshotFiles(comm, plain, self.is_master, label)
+        if callable(plain):
+            snapshot.filename = lambda trainer: f"{plain(trainer)}.{comm.rank}"
         else:
-            snapshot.filename = f"{snapshot.filename}.{comm.rank}"
+            snapshot.filename = f"{plain}.{comm.rank}"
 
     @property
     def is_master(self) -> bool:
@@ -183,12 +194,16 @@ class MultiNodeSnapshot(Extension):
         damaged snapshot that it skips. Rank 0 warns if nothing is loaded because the ranks that
         write now have no snapshot in common.
         """
-        autoload, self.snapshot.autoload = self.snapshot.autoload, False
+        settings = self.snapshot.autoload, self.snapshot.n_retains
+        self.snapshot.autoload, self.snapshot.n_retains = False, -1
         if self.is_master:
             self.snapshot.initialize(trainer)
-        self.snapshot.autoload = autoload
-        if autoload and (name := self._newest_common_name(Path(trainer.out))) is not None:
-            self._load(Path(trainer.out, f"{name}.{self.master}"), trainer)
+        self.snapshot.autoload, self.snapshot.n_retains = settings
+        folder = Path(trainer.out)
+        if self.snapshot.autoload and (name := self._files.newest(folder)) is not None:
+            self._load(folder / f"{name}.{self.master}", trainer)
+        if self.is_master and self.snapshot.n_retains > 0:
+            self._delete_old_files(folder)
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception, tb: Any) -> None:
         """Write a snapshot, if ``snapshot_on_error`` is on."""
@@ -198,21 +213,17 @@ class MultiNodeSnapshot(Extension):
     @spans.spanned("checkpoint")
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Write a snapshot. Every rank of the set must call it."""
-        target = self._target(trainer)
-        # Another set may write at another time.
-        are_all_here = len(self.replica_set) == self.comm.size
-        settle(trainer, self.comm if are_all_here else None)
-        optimizers = [optimizer for optimizer in optimizers_of(target) if optimizer.has_pending]
+        settle(trainer, self.comm if self._is_alone else None)
+        optimizers = [each for each in optimizers_of(self._target(trainer)) if each.has_pending]
         try:  # the master saves the state of each rank of the set
-            for optimizer in optimizers:
-                own = optimizer.communicator.rank, optimizer.pending()
-                optimizer.pending_elsewhere = dict(self._gathered(own)[1:])
-            if self._label is not None:
-                self._random_states = self._gathered(random_states.current())
+            self._gather(trainer, optimizers)
             if self.is_master:
+                name = self.snapshot.filename
+                name = name(trainer) if callable(name) else name.format(trainer)
+                self._written = [*(old for old in self._written if old != name), name]
                 self.snapshot(trainer)
         finally:
-            self._random_states = []
+            self._states = None
             for optimizer in optimizers:
                 optimizer.pending_elsewhere = {}
 
@@ -245,16 +256,16 @@ class MultiNodeSnapshot(Extension):
             numbers and strings, which could run code; or if it does not fit the trainer of any
             rank. In the last case, part of it may have been loaded.
         """
-        if path is None:
-            directory = Path(trainer.out)
-            run_together(self.comm, _WHERE, lambda: self._remove_unfinished(directory))
-            name = self._newest_common_name(directory)
+        folder = Path(trainer.out)
+        if not path:
+            run_together(self.comm, _WHERE, lambda: self._files.remove_unfinished(folder))
+            name = self._files.newest(folder)
             if name is None:
                 return False
-            file = directory / f"{name}.{self.master}"
+            file = folder / f"{name}.{self.master}"
         else:
             file = Path(path)
-            if len(self.replica_set) < self.comm.size:  # each set has a file of its own
+            if not self._is_alone:  # each set has a file of its own
                 file = file.with_name(re.sub(r"\.\d+$", "", file.name) + f".{self.master}")
         self._load(file, trainer)
         ended = _end_if_finished(trainer)
@@ -267,114 +278,80 @@ class MultiNodeSnapshot(Extension):
         return True
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Load or save settings and random states, if settings were given."""
-        if self._label is None:
-            return
+        """Save settings and what each rank has of its own; loading does not need the extension."""
         if isinstance(serializer, chainer.Serializer):
-            serializer(LABEL, np.array(self._label))
-            if self._random_states:
-                serializer("random_states", np.stack(self._random_states))
-            return
-        # A snapshot after an error, or of other ranks, lacks the state of this rank.
-        with contextlib.suppress(KeyError):
-            states = serializer("random_states", None)
-            if len(states) == len(self.replica_set):
-                random_states.restore(states[sorted(self.replica_set).index(self.comm.rank)])
+            save(serializer, self._label, self._run, self._states)
+
+    def finalize(self) -> None:
+        """Wait for the snapshot's writer."""
+        self.snapshot.finalize()  # on each rank, because a writer may have started a thread there
 
     def _target(self, trainer: chainer.training.Trainer) -> Any:
         return trainer if self.snapshot._target is None else self.snapshot._target
 
-    def _gathered(self, own: Any) -> list[Any]:
-        """Return the values of all ranks of the set, on the master only, its own first."""
-        if not self.is_master:
-            self.comm.send_obj(own, self.master)
-            return []
-        others = sorted(self.replica_set - {self.master})
-        return [own, *(self.comm.recv_obj(rank) for rank in others)]
+    def _gather(
+        self, trainer: chainer.training.Trainer, optimizers: Sequence[MultiNodeOptimizer]
+    ) -> None:
+        """Give the master what each rank of the set has of its own. Collective in the set."""
 
-    def finalize(self) -> None:
-        """Wait for the snapshot's writer."""
-        if self.is_master:
-            self.snapshot.finalize()
+        def own() -> tuple[list[Any], dict[str, Any], list[str]]:
+            pending = [(each.communicator.rank, each.pending()) for each in optimizers]
+            if self._target(trainer) is not trainer:
+                return pending, {}, []
+            return pending, own_state(trainer), not_restored(trainer)
+
+        everywhere = self._set.gather_obj(run_together(self._set, _WHERE, own))
+        if everywhere is None:
+            return
+        pending, states, faults = zip(*everywhere, strict=True)
+        for index, optimizer in enumerate(optimizers):
+            optimizer.pending_elsewhere = dict(of_rank[index] for of_rank in pending[1:])
+        by_rank = dict(zip(sorted(self.replica_set), differences(states), strict=True))
+        texts = sorted({text for of_rank in faults for text in of_rank})
+        self._states = RankStates(self.comm.size, by_rank, texts)
+        self._tell_what_differs(texts)
+
+    def _tell_what_differs(self, texts: Sequence[str]) -> None:
+        if texts and self._label is not None and self.comm.rank == 0:
+            note_once(f"a resumed run will not repeat every bit: {'; '.join(texts)}")
+
+    def _delete_old_files(self, folder: Path) -> None:
+        """After each file that this run writes, delete its older ones."""
+        add = getattr(self.snapshot.writer, "_add_cleanup_hook", None)
+        if add is None or callable(self.snapshot.filename):  # as in Chainer
+            return
+
+        def delete() -> None:
+            # A writer may still have to write some.
+            complete = [name for name in self._written if (folder / name).exists()]
+            for name in complete[: -self.snapshot.n_retains]:
+                (folder / name).unlink(missing_ok=True)
+
+        add(delete)
 
     def _load(self, path: Path, trainer: chainer.training.Trainer) -> None:
         """Load a snapshot from the file of this rank's set."""
-        contents = run_together(self.comm, _WHERE, path.read_bytes if self.is_master else bytes)
-        if self.is_master:
-            for rank in self.replica_set - {self.master}:
-                self.comm.send_obj(contents, rank)
-        else:
-            contents = self.comm.recv_obj(self.master)
-        run_together(self.comm, _WHERE, lambda: load(path, contents, self._target(trainer)))
-
-    def _newest_common_name(self, directory: Path) -> str | None:
-        """Return the name, without suffix, of the newest snapshot that all ranks can load.
-
-        Raises ValueError on all ranks if those that there are have other settings.
-        """
-        own = run_together(self.comm, _WHERE, lambda: self._times(directory))
-        everywhere = enumerate(self.comm.allgather_obj(own))
-        by_rank = {rank: times for rank, times in everywhere if times is not None}
-        common = set.intersection(*map(set, by_rank.values()))
-        if any(by_rank.values()) and not common and self.comm.rank == 0:
-            counts = ", ".join(f"{len(times)} by rank {rank}" for rank, times in by_rank.items())
-            warnings.warn(
-                f"{_WHERE}: nothing is loaded from {directory}, because the ranks that write now "
-                f"have no snapshot in common there: {counts}. Was the number of ranks different, "
-                "or replica_sets? With replica_sets=[], any number of ranks can load a snapshot",
-                stacklevel=4,
+        read = path.read_bytes if self.is_master else bytes
+        contents = self._set.bcast_obj(run_together(self.comm, _WHERE, read))
+        rank, size = self.comm.rank, self.comm.size
+        target = self._target(trainer)
+        loaded = run_together(self.comm, _WHERE, lambda: load(path, contents, target, rank, size))
+        if loaded.about.run is not None:
+            self._run = loaded.about.run
+        if self.is_master and self.snapshot.n_retains > 0 and not callable(self.snapshot.filename):
+            self._written = self._files.of_run(Path(trainer.out), self._run)
+        if rank == 0 and loaded.size not in (0, size):
+            note_once(
+                f"{path} is of {loaded.size} ranks: {size} ranks divide the rest of the epoch "
+                "anew, all start with the persistent values of the rank that wrote it, and their "
+                "random generators go on from the seeds of this run"
             )
-        # Sorted by the times of the first set alone: clocks of other hosts may differ.
-        first, passed_over = by_rank[min(by_rank)], ""
-        for name in sorted(common, key=lambda name: (first[name], _numbers(name)), reverse=True):
-            path = directory / f"{name}.{self.comm.rank}"
-            find = partial(find_damage, path) if self.is_master else str
-            compare = partial(difference, path, self._label) if self.is_master else str
-            fault = run_together(self.comm, _WHERE, find)
-            if not is_usable_everywhere(self.comm, f"snapshot {path}", fault):
-                continue
-            differs = run_together(self.comm, _WHERE, compare)
-            found = next(filter(None, self.comm.allgather_obj(differs)), "")
-            if not found:
-                return str(name)
-            passed_over = passed_over or found
-        if passed_over:
-            raise ValueError(
-                f"{passed_over}. Use the same settings to resume that run, or a folder other than "
-                f"{directory} for a new one"
+        elif rank == 0 and loaded.size and len(loaded.ranks) < len(self.replica_set):
+            note_once(
+                f"{path} was written after an error, and holds only what rank {self.master} had "
+                "of its own: the others start with its order and persistent values"
             )
-        return None
-
-    def _remove_unfinished(self, directory: Path) -> None:
-        """Remove the unfinished snapshots of a job that was killed."""
-        if self.is_master and directory.is_dir():
-            # Chainer writes snapshots in folders with these names.
-            unfinished = re.compile(rf"tmp{self._pattern()}.*")
-            for folder in directory.iterdir():
-                if unfinished.fullmatch(folder.name) and folder.is_dir():
-                    shutil.rmtree(folder, ignore_errors=True)
-
-    def _pattern(self) -> str:
-        """Return a pattern for the names of this rank's snapshots; group 1 lacks the suffix."""
-        if callable(self._plain_filename):
-            raise TypeError("autoload needs a snapshot whose filename is a string")
-        stem = ".*".join(map(re.escape, re.split(r"\{.*\}", self._plain_filename)))
-        return rf"({stem})\.{self.comm.rank}"
-
-    def _times(self, directory: Path) -> dict[str, float] | None:
-        """Return this rank's snapshots and when they were written; None if it writes none."""
-        if not self.is_master:
-            return None
-        pattern = re.compile(self._pattern())
-        return {
-            found[1]: file.stat().st_mtime
-            for file in (directory.iterdir() if directory.is_dir() else ())
-            if (found := pattern.fullmatch(file.name)) and file.is_file()
-        }
-
-
-def _numbers(name: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", name)]
+        self._tell_what_differs(loaded.not_restored)
 
 
 def _end_if_finished(trainer: chainer.training.Trainer) -> str:

@@ -13,12 +13,14 @@ import chainer
 import numpy as np
 from chainer.training.extension import Extension
 
+from chainer_compat.npz import open_npz
 from chainermn import spans
 from chainermn.agreement import check_equal, run_on_root, run_together
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.checkpoint_files import Checkpoint, CheckpointFiles
 from chainermn.extensions.npz_files import is_usable_everywhere
+from chainermn.extensions.rank_states import generator_states, restore_generators
 from chainermn.extensions.snapshot_contents import digests_of_model, lengths_of_data, load
 from chainermn.optimizers.settling import compare
 
@@ -164,7 +166,9 @@ class MultiNodeCheckpointer(Extension):
         def write() -> list[int]:
             start = time.perf_counter()
             arrays = chainer.serializers.npz.serialize(target)
-            files.write({**arrays, **lengths_of_data(arrays, target)}, iteration, run)
+            if isinstance(target, chainer.training.Trainer):
+                arrays |= {**lengths_of_data(arrays, target), **generator_states(target)}
+            files.write(arrays, iteration, run)
             self._seconds.append(time.perf_counter() - start)
             return files.own_iterations()
 
@@ -258,7 +262,10 @@ class MultiNodeCheckpointer(Extension):
         source = read(checkpoint, target)
         try:
             if is_of_as_many:
-                chainer.serializers.load_npz(source, target)
+                with open_npz(source) as saved:
+                    chainer.serializers.NpzDeserializer(saved).load(target)
+                    if isinstance(target, chainer.training.Trainer):
+                        restore_generators(target, saved)
             else:
                 load(self._files.path(checkpoint.iteration, 0), source, target)
         except Exception as error:

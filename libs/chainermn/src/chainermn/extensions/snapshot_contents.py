@@ -1,4 +1,4 @@
-"""Read snapshots: the settings that label them, and the state of a trainer."""
+"""What snapshots hold: settings that label them, the state of a trainer, and that of each rank."""
 
 from __future__ import annotations
 
@@ -6,20 +6,44 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 from numpy.typing import NDArray
 
-from chainer_compat.npz import open_npz
+from chainer_compat.npz import NpzArrays, open_npz
+from chainermn.extensions.rank_states import Arrays, restore_generators
 from chainermn.gradients.persistents import persistent_names
 
 _SHOWN = 4  # number of different settings to show, at most
 LABEL = "chainermn_settings"  # the array that holds a snapshot's settings
+_RUN = "chainermn_run"
+_RANKS = "chainermn_of_ranks"
 _LENGTH = "chainermn_length"
+
+
+class About(NamedTuple):
+    """What a snapshot says about itself."""
+
+    #: The settings of its run, as `label_of` returns them; None if it has none.
+    settings: str | None
+    iteration: int | None
+    #: A random number of the run that wrote it.
+    run: int | None
+
+
+class RankStates(NamedTuple):
+    """What each rank of a snapshot had of its own; see `rank_states`."""
+
+    #: Number of ranks of the job.
+    size: int
+    #: For each rank whose state is known, what differs from that of the lowest, which writes.
+    by_rank: Mapping[int, Arrays]
+    #: What a resumed run cannot repeat.
+    not_restored: Sequence[str] = ()
 
 
 def label_of(settings: Mapping[str, Any] | None) -> str | None:
@@ -27,8 +51,63 @@ def label_of(settings: Mapping[str, Any] | None) -> str | None:
     return None if settings is None else json.dumps(dict(settings), sort_keys=True)
 
 
-def load(path: Path, contents: bytes, target: Any) -> None:
+def save(
+    serializer: chainer.Serializer, label: str | None, run: int, states: RankStates | None
+) -> None:
+    """Save the label, the run and the states of ranks next to each other."""
+    if label is not None:
+        serializer(LABEL, np.array(label))
+    serializer(_RUN, np.int64(run))
+    if states is not None:
+        inner = serializer[_RANKS]
+        inner("size", np.int64(states.size))
+        inner("not_restored", np.array(states.not_restored, str))
+        inner("ranks", np.array(sorted(states.by_rank)))
+        for rank, own in states.by_rank.items():
+            for key, array in own.items():
+                inner(f"{rank}/{key}", array)
+
+
+def about(saved: Mapping[str, Any]) -> About:
+    """Return what an open snapshot says about itself."""
+
+    def find(name: str, kind: Callable[[Any], Any]) -> Any:
+        key = next((key for key in saved if f"/{key}".endswith(f"/{name}")), None)
+        return None if key is None else kind(saved[key])
+
+    iteration = int(saved["updater/iteration"]) if "updater/iteration" in saved else None
+    return About(find(LABEL, str), iteration, find(_RUN, int))
+
+
+class Loaded(NamedTuple):
+    """What a snapshot that was loaded says."""
+
+    about: About
+    #: Number of ranks of the job that wrote it, and those whose states it has.
+    size: int = 0
+    ranks: Sequence[int] = ()
+    not_restored: Sequence[str] = ()
+
+
+def load(path: Path, contents: bytes, target: Any, rank: int = 0, size: int = 0) -> Loaded:
     """Load the contents of a file into a trainer, or into another object that can be loaded.
+
+    Parameters
+    ----------
+    path : Path
+        Path of the file, for messages.
+    contents : bytes
+        Contents of the file.
+    target : object
+        What is loaded.
+    rank, size : int
+        This rank, and the number of ranks. If as many have written the file, this rank gets what
+        it had of its own.
+
+    Returns
+    -------
+    Loaded
+        What the file says.
 
     Raises
     ------
@@ -37,8 +116,13 @@ def load(path: Path, contents: bytes, target: Any) -> None:
     """
     try:
         with open_npz(io.BytesIO(contents), str(path)) as saved:
+            loaded, own = _state_of(saved, rank, size)
+            saved.replace(own)
             saved.replace(_fit_iterators(saved, target))
             chainer.serializers.NpzDeserializer(saved).load(target)
+            if own:  # last, because loading may draw
+                restore_generators(target, own)
+            return loaded
     except OSError:  # its message tells what is wrong with the file
         raise
     except Exception as error:  # every object that is loaded may raise other types
@@ -48,12 +132,28 @@ def load(path: Path, contents: bytes, target: Any) -> None:
         ) from error
 
 
+def _state_of(saved: NpzArrays, rank: int, size: int) -> tuple[Loaded, dict[str, Any]]:
+    """Return what an open snapshot says, and what it has for a rank, if it fits."""
+    last = f"{_RANKS}/ranks"
+    prefix = next((key.removesuffix("ranks") for key in saved if key.endswith(last)), None)
+    if prefix is None:
+        return Loaded(about(saved)), {}
+    ranks = saved[f"{prefix}ranks"].tolist()
+    texts = [str(text) for text in saved[f"{prefix}not_restored"]]
+    loaded = Loaded(about(saved), int(saved[f"{prefix}size"]), ranks, texts)
+    own: dict[str, Any] = {}
+    if loaded.size == size and rank in ranks:
+        for place in (f"{prefix}{ranks[0]}/", f"{prefix}{rank}/"):
+            own |= {key[len(place) :]: saved[key] for key in saved if key.startswith(place)}
+    return loaded, own
+
+
 def difference(path: Path, label: str | None) -> str:
     """Describe how the settings of a snapshot differ from those of this run; ``''`` if not."""
     if label is None:
         return ""
     with open_npz(path) as saved:
-        found = next((str(saved[key]) for key in saved if key.endswith(f"/{LABEL}")), "")
+        found = about(saved).settings or ""
     now = json.loads(label)
     try:
         then = dict(json.loads(found))
