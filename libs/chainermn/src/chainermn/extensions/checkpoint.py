@@ -259,7 +259,7 @@ class MultiNodeCheckpointer(Extension):
         """Load a checkpoint; return why it does not fit this rank, or ``''``. Collective."""
         is_of_as_many = len(checkpoint.readers) == self.comm.size
         read = self._read_own if is_of_as_many else self._read_first
-        source = read(checkpoint, target)
+        source: Any = read(checkpoint, target)
         try:
             if is_of_as_many:
                 with open_npz(source) as saved:

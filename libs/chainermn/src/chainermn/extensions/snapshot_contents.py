@@ -14,7 +14,7 @@ import chainer
 import numpy as np
 from numpy.typing import NDArray
 
-from chainer_compat.npz import NpzArrays, open_npz
+from chainer_compat.npz import DamagedFileError, NpzArrays, open_npz
 from chainermn.extensions.rank_states import Arrays, restore_generators
 from chainermn.gradients.persistents import persistent_names
 
@@ -68,15 +68,28 @@ def save(
                 inner(f"{rank}/{key}", array)
 
 
-def about(saved: Mapping[str, Any]) -> About:
-    """Return what an open snapshot says about itself."""
+def about(saved: NpzArrays) -> About:
+    """Return what an open snapshot says about itself; raise OSError if it makes no sense."""
 
     def find(name: str, kind: Callable[[Any], Any]) -> Any:
         key = next((key for key in saved if f"/{key}".endswith(f"/{name}")), None)
-        return None if key is None else kind(saved[key])
+        return None if key is None else _single(saved, key, kind)
 
-    iteration = int(saved["updater/iteration"]) if "updater/iteration" in saved else None
-    return About(find(LABEL, str), iteration, find(_RUN, int))
+    iteration = "updater/iteration"
+    return About(
+        settings=find(LABEL, str),
+        iteration=_single(saved, iteration, int) if iteration in saved else None,
+        run=find(_RUN, int),
+    )
+
+
+def _single(saved: NpzArrays, key: str, kind: Callable[[Any], Any]) -> Any:
+    header = saved.header(key)
+    if header.dtype.hasobject:
+        saved[key]  # refuses a file that could run code
+    if header.shape != () or header.dtype.kind != ("U" if kind is str else "i"):
+        raise DamagedFileError(f"{key!r} is not a single {kind.__name__}: {header.dtype}")
+    return kind(saved[key])
 
 
 class Loaded(NamedTuple):

@@ -164,7 +164,7 @@ class SnapshotFiles:
                 try:
                     with open_npz(file) as saved:
                         described = about(saved)
-                except (OSError, ValueError, TypeError):
+                except OSError:
                     described = None
                 yield matching[1], Found(file.stat().st_mtime, described)
 
