@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator, check_has
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.exactness import not_restored
-from chainermn.extensions.rank_states import differences, own_state
+from chainermn.extensions.rank_states import Arrays, differences, own_state
 from chainermn.extensions.snapshot_contents import RankStates, label_of, load, save
 from chainermn.extensions.snapshot_files import SnapshotFiles
 from chainermn.notes import note_once
@@ -207,8 +208,14 @@ class MultiNodeSnapshot(Extension):
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception, tb: Any) -> None:
         """Write a snapshot, if ``snapshot_on_error`` is on."""
-        if self.is_master:
+        if not self.is_master:
+            return
+        with contextlib.suppress(Exception):  # the error itself is more important
+            self._keep(trainer, [own_state(trainer)], [])  # the other ranks may be gone
+        try:
             self.snapshot.on_error(trainer, exc, tb)
+        finally:
+            self._states = None
 
     @spans.spanned("checkpoint")
     def __call__(self, trainer: chainer.training.Trainer) -> None:
@@ -306,10 +313,17 @@ class MultiNodeSnapshot(Extension):
         pending, states, faults = zip(*everywhere, strict=True)
         for index, optimizer in enumerate(optimizers):
             optimizer.pending_elsewhere = dict(of_rank[index] for of_rank in pending[1:])
-        by_rank = dict(zip(sorted(self.replica_set), differences(states), strict=True))
         texts = sorted({text for of_rank in faults for text in of_rank})
-        self._states = RankStates(self.comm.size, by_rank, texts)
+        self._keep(trainer, states, texts)
         self._tell_what_differs(texts)
+
+    def _keep(
+        self, trainer: chainer.training.Trainer, states: Sequence[Arrays], texts: Sequence[str]
+    ) -> None:
+        """Keep the states of the first ranks of the set until the master has written them."""
+        if self._target(trainer) is trainer:
+            by_rank = dict(zip(sorted(self.replica_set), differences(states), strict=False))
+            self._states = RankStates(self.comm.size, by_rank, texts)
 
     def _tell_what_differs(self, texts: Sequence[str]) -> None:
         if texts and self._label is not None and self.comm.rank == 0:
