@@ -30,6 +30,7 @@ from chainer.reporter import DictSummary, Summary
 from chainer.serializers import HDF5Deserializer, HDF5Serializer, NpzDeserializer, load_npz
 from chainer.testing import doctest_helper
 from chainer.training.extensions import MicroAverage
+from chainer.training.extensions.snapshot_writers import ThreadWriter
 from chainer.utils import to_coo
 
 from chainer_compat.repairs import mnist
@@ -334,6 +335,24 @@ def _():
 class _LoadsX:
     def serialize(self, serializer):
         return serializer("x", None)
+
+
+@check("snapshot-writers")
+def _():
+    x, written, is_changed = numpy.zeros(1), [], threading.Event()
+
+    def save(path, target):
+        is_changed.wait()
+        written.append(target["x"].item())
+        Path(path).touch()
+
+    with tempfile.TemporaryDirectory() as folder:
+        writer = ThreadWriter(savefun=save)
+        writer("f", folder, {"x": x})
+        x += 1
+        is_changed.set()
+        writer.finalize()
+    assert written == [0]
 
 
 @check("caffe-protobuf")

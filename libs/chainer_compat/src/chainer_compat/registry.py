@@ -18,6 +18,7 @@ from chainer_compat.repairs import (
     serializers,
     setuptools82,
     workers,
+    writers,
 )
 
 When = Literal["before", "after", "instead"]
@@ -254,6 +255,13 @@ REPAIRS = (
         "an NPZ file can hold pickles, which can run any program",
         serializers.files_can_run_code,
         serializers.read_npz_safely,
+    ),
+    Repair(
+        "snapshot-writers",
+        "chainer.training.extensions.snapshot_writers",
+        "writers with a thread or process write arrays that training changes, and lose failures",
+        writers.write_what_training_changes,
+        writers.write_copies,
     ),
     Repair(
         "caffe-protobuf",

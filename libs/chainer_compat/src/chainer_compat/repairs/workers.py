@@ -58,7 +58,7 @@ def raise_failures(module: ModuleType) -> None:
                 if worker.exitcode != 0:
                     raise RuntimeError(
                         f"a worker process of MultiprocessIterator (process {worker.pid}) "
-                        f"{_ending(worker.exitcode)}"
+                        f"{ending(worker.exitcode)}"
                     )
             self._workers = workers
 
@@ -84,7 +84,8 @@ def raise_failures(module: ModuleType) -> None:
     module._PrefetchLoop._run = run
 
 
-def _ending(code: int) -> str:
+def ending(code: int) -> str:
+    """Describe how a process with this exit code ended."""
     if code >= 0:
         return f"ended with exit code {code}"
     return f"was killed by {signal.Signals(-code).name}"
