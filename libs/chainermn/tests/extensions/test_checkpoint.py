@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 
 def files(path: Path) -> list[str]:
-    return sorted(file.name for file in path.iterdir())
+    return sorted(file.name for file in path.iterdir() if file.suffix != ".lock")
 
 
 @contextmanager

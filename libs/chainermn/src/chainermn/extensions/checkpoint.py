@@ -19,6 +19,7 @@ from chainermn.agreement import check_equal, run_on_root, run_together
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.checkpoint_files import Checkpoint, CheckpointFiles
+from chainermn.extensions.folder_lock import FolderLock
 from chainermn.extensions.npz_files import is_usable_everywhere
 from chainermn.extensions.rank_states import generator_states, restore_generators
 from chainermn.extensions.snapshot_contents import digests_of_model, lengths_of_data, load
@@ -132,6 +133,7 @@ class MultiNodeCheckpointer(Extension):
         self.cp_interval = cp_interval
         self.gc_interval = gc_interval
         self.path: Any = None if path is None else Path(path)
+        self._lock = FolderLock(comm, name)
         self._seconds: list[float] = []
         self._run: int | None = None
 
@@ -155,6 +157,9 @@ class MultiNodeCheckpointer(Extension):
         OSError
             On ranks that cannot write their file; other ranks raise RuntimeError. Earlier
             checkpoints are kept.
+        RuntimeError
+            On every rank, if another job writes into the folder of rank 0, and does not end
+            within 30 seconds.
         """
         self._settle_path(target)
         compare(target, self.comm)
@@ -209,7 +214,8 @@ class MultiNodeCheckpointer(Extension):
             On a rank that cannot read the file of another rank, or whose file holds pickles other
             than None, numbers and strings, which could run code; other ranks raise RuntimeError.
         RuntimeError
-            On every rank, if there are checkpoints but none fits ``trainer``. Part of one may
+            On every rank, if there are checkpoints but none fits ``trainer``, or if another job
+            writes into the folder of rank 0, and does not end within 30 seconds. Part of one may
             have been loaded. A UserWarning names each file that is skipped because it is damaged,
             belongs to another job, or does not fit.
         """
@@ -232,6 +238,7 @@ class MultiNodeCheckpointer(Extension):
         """Delete the checkpoints of this rank, unless an exception ends training."""
         if self.path is not None and sys.exc_info()[0] is None:
             self._files.remove()
+        self._lock.release()
 
     def get_stats(self) -> str:
         """Return a text with the mean, shortest and longest time of writing on this rank."""
@@ -250,6 +257,7 @@ class MultiNodeCheckpointer(Extension):
                     "create_multi_node_checkpointer"
                 )
             self.path = Path(target.out)
+        self._lock.acquire(self.path)
 
     @property
     def _files(self) -> CheckpointFiles:
