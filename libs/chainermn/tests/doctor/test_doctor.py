@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -154,6 +155,16 @@ def test_command_prints_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = CliRunner().invoke(doctor, [])
     assert shown.exit_code == 0
     assert shown.output.endswith("\n1 good, 0 bad, 0 not tried\n")
+
+
+def test_marks_in_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii", write_through=True))
+    findings = [good("here"), bad("not here", "put it there"), not_tried("later")]
+    report.show({}, [(check_that(str(one.status), one), one) for one in findings])
+    lines = shown.getvalue().decode().splitlines()[2:6]
+    assert [line[:1] for line in lines] == ["+", "x", " ", "-"]
+    assert lines[2].strip() == "-> put it there"
 
 
 def test_terminal_keeps_its_width(

@@ -142,6 +142,21 @@ def test_hostfile(tmp_path: Path) -> None:
     assert read_hostfile(path) == [("a", 3), ("b", 4), ("c", 3), ("d", 2), ("e", 1)]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbfa:2\nb slots=3\n",
+        b"a slots = 2\nb cpu= 3 max_slots =4\n",
+        b"a\tslots\t=\t2 # two\r\nb\tslots=3\r\n\r\n",
+        b"\xef\xbb\xbf# of Windows\r\n\ta:2\t\r\nb slots =3",
+    ],
+)
+def test_hostfile_of_any_editor(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_bytes(content)
+    assert read_hostfile(path) == [("a", 2), ("b", 3)]
+
+
 def test_hostfile_of_chainermn_1(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("host00 cpu=4\nhost01 cpu=4 # the same\n\n# host02 cpu=4\nhost03 cpus=2\n")

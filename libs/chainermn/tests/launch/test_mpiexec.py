@@ -64,6 +64,22 @@ def test_there_is_only_that_of_another_mpi(
     assert "put the mpiexec of that MPI on PATH" in message
 
 
+def test_only_open_mpi_needs_home(
+    only_mpiexec: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = os.path.expanduser("~")
+    monkeypatch.delenv("HOME")
+    path = only_mpiexec("echo HYDRA")
+    monkeypatch.setattr("chainermn.launch.mpiexec.mpi4py_library", lambda: "MPICH")
+    assert find_mpiexec() == path
+    find_mpiexec.cache_clear()
+    mpiexec_version.cache_clear()
+    only_mpiexec("echo Open MPI")
+    monkeypatch.setattr("chainermn.launch.mpiexec.mpi4py_library", lambda: "Open MPI")
+    with pytest.raises(MpiError, match=f"without the variable HOME.*: export HOME={home}$"):
+        find_mpiexec()
+
+
 def test_mpi4py_without_a_library(forgets_mpiexec: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
     with pytest.raises(

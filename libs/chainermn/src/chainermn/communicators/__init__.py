@@ -13,6 +13,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.extensions_at_work import extension_at_work
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.registry import class_named, default_on_cpu, register, registered
+from chainermn.printing import escape_unprintable
 from chainermn.process.cores import divide_cores
 from chainermn.process.memory import keep_freed_memory
 from chainermn.transport.gpu.available import any_rank_has_gpu, why_not_one_each
@@ -52,7 +53,8 @@ def create_communicator(
     - divides the cores of each host among its ranks, unless a variable such as
       ``OMP_NUM_THREADS`` is set;
     - lets each rank keep the memory that it has freed, unless a variable such as
-      ``MALLOC_TRIM_THRESHOLD_`` is set.
+      ``MALLOC_TRIM_THRESHOLD_`` is set;
+    - makes standard output escape characters that its encoding lacks, which would end the job.
 
     Parameters
     ----------
@@ -96,6 +98,7 @@ def create_communicator(
     >>> comm = chainermn.create_communicator("flat", allreduce_grad_dtype="float16")
     """
     global_except_hook.add_hook()
+    escape_unprintable()
     with contextlib.ExitStack() as stack:
         with failures.starting():
             mpi_comm = world() if mpi_comm is None else mpi_comm

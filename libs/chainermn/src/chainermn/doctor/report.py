@@ -22,11 +22,9 @@ from chainermn.version import VERSION
 
 Row: TypeAlias = tuple[Check, Finding]
 
-_MARKS = {
-    Status.GOOD: Text("✓", "green"),
-    Status.BAD: Text("✗", "red"),
-    Status.NOT_TRIED: Text("–", "dim"),  # noqa: RUF001
-}
+_STYLES = {Status.GOOD: "green", Status.BAD: "red", Status.NOT_TRIED: "dim"}
+_MARKS, _ARROW = dict(zip(Status, "✓✗–", strict=True)), "→"  # noqa: RUF001
+_ASCII_MARKS, _ASCII_ARROW = dict(zip(Status, "+x-", strict=True)), "->"
 _NAME_WIDTH = 26
 _INDENT = " " * (1 + 1 + _NAME_WIDTH + 1)
 # A terminal knows its width, but a pipe may default to one that breaks every line.
@@ -63,6 +61,8 @@ def show(versions: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _NARROWEST)
+    is_ascii = console.options.ascii_only
+    marks, arrow = (_ASCII_MARKS, _ASCII_ARROW) if is_ascii else (_MARKS, _ARROW)
     for name, value in versions.items():
         console.print(_line("", name, Text(value)))
     shown: list[Row] = []
@@ -77,8 +77,8 @@ def show(versions: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
                 name = f"{len(checks)} more"
                 text.append(f" ({', '.join(each.name for each in checks)})")
             if finding.remedy:
-                text.append(f"\n→ {finding.remedy}", style="bold")
-            console.print(_line(_MARKS[status], name, text))
+                text.append(f"\n{arrow} {finding.remedy}", style="bold")
+            console.print(_line(Text(marks[status], _STYLES[status]), name, text))
             if finding.command:  # on one line, however long, so that it can be copied
                 console.print(Text(f"{_INDENT}$ {finding.command}", "bold"), soft_wrap=True)
         shown += group

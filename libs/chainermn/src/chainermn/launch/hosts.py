@@ -17,6 +17,7 @@ _NAME = re.compile(r"(?:\w[\w.-]*@)?\w[\w.-]*", re.ASCII)
 _LONGEST_NAME = 255
 # ChainerMN 1's documentation used cpu=4, which Open MPI accepted at that time.
 _SLOTS = re.compile(r"(?:slots|cpus?)=(.*)")
+_AROUND_EQUALS = re.compile(r"\s*=\s*")
 _PLACES = re.compile(r"0*[1-9][0-9]{0,5}")
 _MOST_RANKS = 999_999
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
@@ -56,7 +57,9 @@ def parse_lines(lines: Iterable[bytes], source: str) -> list[Host]:
                 raise ValueError(f"expected at most {_MOST_LINES:,} lines")
             if len(line) > _LONGEST_LINE:
                 raise ValueError(f"expected at most {_LONGEST_LINE:,} bytes per line")
-            if entry := line.partition(b"#")[0].decode(errors="backslashreplace").strip():
+            # Editors on Windows begin a file with a byte-order mark.
+            entry = line.partition(b"#")[0].decode("utf-8-sig", errors="backslashreplace").strip()
+            if entry:
                 hosts.append(_parse_host(entry))
         except ValueError as error:
             raise ValueError(f"{source}, line {number}: {error}") from None
@@ -152,7 +155,7 @@ def _is_own(family: int, address: object) -> bool:
 
 def _parse_host(entry: str) -> Host:
     shown = repr(entry[:_SHOWN])
-    first, *words = entry.split() or [""]
+    first, *words = _AROUND_EQUALS.sub("=", entry).split() or [""]
     name, colon, number = first.partition(":")
     slots = [found[1] for word in words if (found := _SLOTS.fullmatch(word))]
     ignored = [word for word in words if _IGNORED.fullmatch(word)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -111,7 +113,8 @@ def find_mpiexec() -> Path:
     """Find the ``mpiexec`` of the MPI that mpi4py uses: beside this Python, then on ``PATH``.
 
     Raises FileNotFoundError if there is no ``mpiexec``, and `MpiError` if mpi4py finds no library
-    or if every ``mpiexec`` belongs to another MPI, whose ranks would not find each other.
+    if every ``mpiexec`` belongs to another MPI, whose ranks would not find each other, or if it
+    would not start.
     """
     candidates = mpiexec_candidates()
     if not candidates:
@@ -122,6 +125,14 @@ def find_mpiexec() -> Path:
     library = mpi4py_library()
     for candidate in candidates:
         if flavor_of(candidate) and flavor_of(candidate) == _flavor(library):
+            if flavor_of(candidate) == "openmpi" and "HOME" not in os.environ:
+                home = os.path.expanduser("~")
+                home = home if os.path.isabs(home) else tempfile.gettempdir()
+                raise MpiError(
+                    "Open MPI does not start without the variable HOME, which is not set",
+                    "set it",
+                    f"export HOME={shlex.quote(home)}",
+                )
             return candidate
     found = ", ".join(f"{path} ({NAMES[flavor_of(path)]})" for path in candidates)
     raise MpiError(
