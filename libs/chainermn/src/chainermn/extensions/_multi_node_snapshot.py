@@ -18,6 +18,7 @@ from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator, check_has
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.exactness import not_restored
+from chainermn.extensions.folder_lock import FolderLock
 from chainermn.extensions.rank_states import Arrays, differences, own_state
 from chainermn.extensions.snapshot_contents import RankStates, label_of, load, save
 from chainermn.extensions.snapshot_files import SnapshotFiles
@@ -167,6 +168,7 @@ class MultiNodeSnapshot(Extension):
         self.comm = comm
         self.snapshot = snapshot
         self._label = label
+        self._lock = FolderLock(comm, "snapshots")
         self._states: RankStates | None = None
         self._run = int.from_bytes(os.urandom(7))
         self._written: list[str] = []
@@ -188,9 +190,10 @@ class MultiNodeSnapshot(Extension):
         return self.comm.rank == self.master
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        """Load the newest snapshot, if ``autoload`` is on. This is then collective.
+        """Lock the trainer's folder; if ``autoload`` is on, load the newest snapshot. Collective.
 
-        Raises on every rank if the snapshot does not fit the trainer of any rank, or holds
+        Raises on every rank if another job writes snapshots into the folder, and does not end
+        within 30 seconds; if the snapshot does not fit the trainer of any rank; or if it holds
         pickles other than None, numbers and strings, which could run code. Warns about each
         damaged snapshot that it skips. Rank 0 warns if nothing is loaded because the ranks that
         write now have no snapshot in common.
@@ -201,6 +204,7 @@ class MultiNodeSnapshot(Extension):
             self.snapshot.initialize(trainer)
         self.snapshot.autoload, self.snapshot.n_retains = settings
         folder = Path(trainer.out)
+        self._lock.acquire(folder)
         if self.snapshot.autoload and (name := self._files.newest(folder)) is not None:
             self._load(folder / f"{name}.{self.master}", trainer)
         if self.is_master and self.snapshot.n_retains > 0:
@@ -258,13 +262,15 @@ class MultiNodeSnapshot(Extension):
         Raises
         ------
         OSError, ValueError, RuntimeError
-            On every rank, if the folder has snapshots, but none with the same settings; if a rank
-            that writes cannot read ``path``; if the snapshot holds pickles other than None,
-            numbers and strings, which could run code; or if it does not fit the trainer of any
-            rank. In the last case, part of it may have been loaded.
+            On every rank, if the folder has snapshots, but none with the same settings; if another
+            job writes into it, and does not end within 30 seconds; if a rank that writes cannot
+            read ``path``; if the snapshot holds pickles other than None, numbers and strings,
+            which could run code; or if it does not fit the trainer of any rank. In the last case,
+            part of it may have been loaded.
         """
         folder = Path(trainer.out)
         if not path:
+            self._lock.acquire(folder)
             run_together(self.comm, _WHERE, lambda: self._files.remove_unfinished(folder))
             name = self._files.newest(folder)
             if name is None:
@@ -290,8 +296,9 @@ class MultiNodeSnapshot(Extension):
             save(serializer, self._label, self._run, self._states)
 
     def finalize(self) -> None:
-        """Wait for the snapshot's writer."""
+        """Wait for the snapshot's writer, and let other jobs use the folder."""
         self.snapshot.finalize()  # on each rank, because a writer may have started a thread there
+        self._lock.release()
 
     def _target(self, trainer: chainer.training.Trainer) -> Any:
         return trainer if self.snapshot._target is None else self.snapshot._target
