@@ -25,7 +25,7 @@ from chainer.backends import cuda
 from chainer.dataset import concat_examples
 from chainer.distributions import Categorical
 from chainer.functions.math.clip import Clip
-from chainer.iterators import MultiprocessIterator
+from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
 from chainer.reporter import DictSummary, Summary
 from chainer.serializers import HDF5Deserializer, HDF5Serializer, NpzDeserializer, load_npz
 from chainer.testing import doctest_helper
@@ -292,6 +292,50 @@ def _():
         assert caught.value.args == (2,)
     finally:
         iterator.finalize()
+    with pytest.raises(KeyError) as caught:  # while the first batch is measured
+        next(MultiprocessIterator(examples, 3, shuffle=False))
+    assert caught.value.args == (2,)
+
+
+@check("multiprocess-iterator-orders")
+def _():
+    iterator = MultiprocessIterator([0, 1, 2], 2, n_processes=1, shared_mem=0)
+    before = numpy.random.get_state()[1:3]
+    try:
+        for _ in range(4):
+            next(iterator)
+        numpy.testing.assert_equal(numpy.random.get_state()[1:3], before)
+    finally:
+        iterator.finalize()
+
+
+@check("multithread-iterator-snapshot")
+def _():
+    iterator = MultithreadIterator([0, 1, 2, 3], 2)
+    next(iterator)
+    before = numpy.random.get_state()[1:3]
+    chainer.serializers.npz.serialize(iterator)
+    next(iterator)
+    iterator.finalize()
+    numpy.testing.assert_equal(numpy.random.get_state()[1:3], before)
+
+
+@check("serial-iterator-empty")
+def _():
+    with pytest.raises(ValueError, match="this SerialIterator has no example"):
+        next(SerialIterator([], 1))
+
+
+@check("multithread-iterator-empty")
+def _():
+    with pytest.raises(ValueError, match="this MultithreadIterator has no example"):
+        _ = MultithreadIterator([], 1).epoch_detail
+
+
+@check("multiprocess-iterator-empty")
+def _():
+    with pytest.raises(ValueError, match="this MultiprocessIterator has no example"):
+        _ = MultiprocessIterator([], 1).epoch_detail
 
 
 @check("hdf5-strings")

@@ -11,6 +11,7 @@ from chainer_compat import settings
 from chainer_compat.repairs import (
     cupy14,
     deprecations,
+    iterators,
     libraries,
     mnist,
     nep50,
@@ -234,6 +235,30 @@ REPAIRS = (
         "the iterator waits forever for a worker that fails or is killed",
         workers.are_waited_for,
         workers.raise_failures,
+    ),
+    Repair(
+        "multiprocess-iterator-orders",
+        "chainer.iterators.multiprocess_iterator",
+        "two threads draw from NumPy's global generator; a snapshot or copy changes what is read",
+        iterators.always,
+        iterators.draw_from_own_generator,
+    ),
+    Repair(
+        "multithread-iterator-snapshot",
+        "chainer.iterators.multithread_iterator",
+        "after a snapshot, the order that has been read ahead is drawn again",
+        iterators.always,
+        iterators.keep_what_was_drawn,
+    ),
+    *(
+        Repair(
+            f"{kind}-iterator-empty",
+            f"chainer.iterators.{kind}_iterator",
+            "an iterator without examples divides by zero",
+            iterators.always,
+            iterators.refuse_to_repeat_nothing(f"{kind.capitalize()}Iterator"),
+        )
+        for kind in ("serial", "multithread", "multiprocess")
     ),
     Repair(
         "hdf5-strings",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chainer
 import numpy as np
 import psutil
 import pytest
@@ -94,29 +95,54 @@ def test_batches_are_those_of_one_process(shared_mem: int | None) -> None:
     iterator.finalize()
 
 
+def shuffling(sampler: Any = None, n_prefetch: int = 3) -> Any:
+    return MultiprocessIterator(
+        Squares(), 3, n_processes=1, n_prefetch=n_prefetch, shared_mem=32, order_sampler=sampler
+    )
+
+
+def numbers(iterator: Any) -> list[int]:
+    return [number for _, number in next(iterator)]
+
+
 @pytest.mark.usefixtures("forked")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_snapshot_of_what_has_been_taken_not_read() -> None:
     sampler = chainermn.datasets.DistributedOrderSampler(10, 0, 10, seed=3)
+    with shuffling(sampler) as first, shuffling(sampler) as second:
+        for _ in range(2):
+            next(first)
+        saved = chainer.serializers.npz.serialize(first)
+        following = numbers(first)
+        chainer.serializers.NpzDeserializer(saved).load(second)
+        assert numbers(second) == following
 
-    def make() -> Any:
-        return MultiprocessIterator(
-            Squares(), 3, n_processes=1, n_prefetch=3, shared_mem=32, order_sampler=sampler
-        )
 
-    from chainer.serializers import DictionarySerializer, NpzDeserializer
+@pytest.mark.usefixtures("forked")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("n_prefetch", [1, 3])
+def test_orders_are_drawn_apart_from_the_training_and_resume(n_prefetch: int) -> None:
+    np.random.seed(7)
+    with shuffling(n_prefetch=n_prefetch) as iterator:
+        batches, snapshots = [], []
+        for _ in range(10):
+            batches.append(numbers(iterator))
+            snapshots.append(chainer.serializers.npz.serialize(iterator))
+            np.random.permutation(10)  # as dropout does
+        generator = np.random.RandomState(7)
+        orders = np.concatenate([generator.permutation(10) for _ in range(3)])
+        assert np.concatenate(batches).tolist() == orders.tolist()
+        for i, saved in enumerate(snapshots[:8]):
+            chainer.serializers.NpzDeserializer(saved).load(iterator)
+            assert [numbers(iterator), numbers(iterator)] == batches[i + 1 : i + 3]
 
-    first = make()
-    for _ in range(2):
-        next(first)
-    saved = DictionarySerializer()
-    first.serialize(saved)
-    following = [number for _, number in next(first)]
-    first.finalize()
-    second = make()
-    second.serialize(NpzDeserializer(saved.target))
-    assert [number for _, number in next(second)] == following
-    second.finalize()
+
+def test_data_set_that_raises_while_its_examples_are_measured() -> None:
+    with (
+        MultiprocessIterator({0: 0, 2: 2}, 2, shuffle=False) as iterator,
+        pytest.raises(KeyError, match="1"),
+    ):
+        next(iterator)
 
 
 def start(folder: Path) -> Job:

@@ -2,9 +2,12 @@
 
 import functools
 import signal
+import threading
 from multiprocessing import pool as pools
 from types import ModuleType
 from typing import Any
+
+from chainer_compat import surgery
 
 
 def are_waited_for() -> bool:
@@ -12,12 +15,28 @@ def are_waited_for() -> bool:
 
 
 def raise_failures(module: ModuleType) -> None:
-    """Let ``next`` raise a worker's exception, and RuntimeError if a worker is killed.
+    """Let ``next`` raise the data set's exception, and RuntimeError if a worker is killed.
 
     Without this, an exception ends the thread that would deliver the batch. If a worker is killed,
     the pool starts another one, but the work of the first is never done. Workers that have done
     their share (``maxtasksperchild``) are replaced without a failure.
     """
+
+    class Thread(threading.Thread):
+        """A thread, such as that of the first batch, whose exception ``join`` raises."""
+
+        _failure: BaseException | None = None
+
+        def run(self) -> None:
+            try:
+                super().run()
+            except BaseException as error:
+                self._failure = error
+
+        def join(self, timeout: float | None = None) -> None:
+            super().join(timeout)
+            if self._failure is not None:
+                raise self._failure
 
     class Communicator(module._Communicator):  # type: ignore[name-defined]
         failure: BaseException | None = None
@@ -80,6 +99,7 @@ def raise_failures(module: ModuleType) -> None:
             pool.close()
             pool.join()
 
+    module.threading = surgery.view(threading, Thread=Thread)  # type: ignore[attr-defined]
     module._Communicator = Communicator  # type: ignore[attr-defined]
     module._PrefetchLoop._run = run
 

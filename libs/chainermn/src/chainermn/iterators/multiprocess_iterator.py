@@ -12,7 +12,7 @@ from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 import chainer
-from chainer.iterators import _statemachine, multiprocess_iterator
+from chainer.iterators import multiprocess_iterator
 
 from chainermn.process.workers import is_worker, set_up_worker
 
@@ -168,7 +168,7 @@ class _Loop(multiprocess_iterator._PrefetchLoop):
         return True
 
     def _request(self) -> None:
-        self.prefetch_state, indices = _statemachine.iterator_statemachine(
+        self.prefetch_state, indices = multiprocess_iterator._statemachine.iterator_statemachine(
             self.prefetch_state,
             self.batch_size,
             self.repeat,
