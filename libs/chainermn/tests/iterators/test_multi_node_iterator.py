@@ -117,6 +117,35 @@ def test_snapshot_of_any_rank_loads_into_a_plain_iterator(kind: str, steps: int)
     assert_goes_on(KINDS[kind](dataset()), shared)
 
 
+class Seeded(SerialIterator):
+    """An iterator that saves more than a position: it gets a seed with the first batch."""
+
+    seed = 0
+
+    def __next__(self) -> Any:
+        self.seed = self.seed or 5
+        return super().__next__()
+
+    next = __next__
+
+    def serialize(self, serializer: Any) -> None:
+        super().serialize(serializer)
+        self.seed = serializer("seed", self.seed)
+
+
+@pytest.mark.mpi(3)
+def test_all_ranks_save_everything_that_the_master_saves(comm: Any) -> None:
+    shared = create_multi_node_iterator(Seeded(dataset(), 3) if comm.rank == 1 else None, comm, 1)
+    for _ in range(6):
+        saved = chainer.serializers.npz.serialize(shared)
+        next(shared)
+        expected = comm.bcast_obj(saved, root=1)
+        assert saved["seed"] == (5 if shared.epoch_detail > 0.5 else 0)
+        np.testing.assert_equal(saved, expected)
+        chainer.serializers.NpzDeserializer(saved).load(shared)
+        next(shared)
+
+
 @pytest.mark.mpi(2)
 def test_snapshot_of_any_rank_loads_into_one_with_processes(comm: Any) -> None:
     # Worker processes may not start while MPI runs, so this iterator only loads.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer.dataset import Iterator
-from chainer.iterators import MultithreadIterator
+from chainer.serializers import DictionarySerializer
 
 from chainermn.agreement import check_root, run_on_root
 from chainermn.communicators.communicator_base import CommunicatorBase
@@ -94,11 +94,11 @@ class MultiNodeIterator(Iterator):
         self.rank_master = rank_master
         self._is_master = communicator.rank == rank_master
         self._actual: Any = actual_iterator if self._is_master else None
-        self._order_is_known = False
-        self._order: Any = None
+        self._is_known = False
+        self._saved: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
-        self._settings: dict[str, Any]
-        self._settings, self._order_key = self._share(self._describe)
+        self._settings: dict[str, Any] = self._share(self._describe)
+        self._is_known = False  # the first batch may start a generator
 
     def __next__(self) -> list[Any]:
         batch = self._share(lambda: next(self._actual, None))
@@ -110,7 +110,7 @@ class MultiNodeIterator(Iterator):
 
     def reset(self) -> None:
         """Reset the master's iterator. Every rank must call it."""
-        self._order_is_known = False
+        self._is_known = False
         self._share(lambda: self._actual.reset())
 
     def finalize(self) -> None:
@@ -123,12 +123,13 @@ class MultiNodeIterator(Iterator):
         """Save or load the position in the data and the order of the examples in this epoch."""
         if self._is_master:
             self._actual.serialize(serializer)
-            self._order_is_known = False
-        elif self._order is not None:
-            try:
-                self._order = serializer(self._order_key, self._order)
-            except KeyError:  # the snapshot has no order; the master sends its own
-                self._order = None
+            self._is_known = False
+        else:
+            for key in list(self._saved):
+                try:
+                    self._saved[key] = serializer(key, self._saved[key])
+                except KeyError:  # an older snapshot; the master sends its own
+                    del self._saved[key]
         state = self._own_state()
         # Chainer's serializers cannot load None into a number.
         if state["previous_epoch_detail"] is None:
@@ -153,15 +154,13 @@ class MultiNodeIterator(Iterator):
             f"the iterator of rank {self.rank_master}"
         )
 
-    def _describe(self) -> tuple[dict[str, Any], str]:
-        """Return settings of the master's iterator, and the key under which it saves its order."""
+    def _describe(self) -> dict[str, Any]:
+        """Return settings of the master's iterator."""
         actual = self._actual
         if not hasattr(actual, "__next__"):
             raise TypeError(f"expected an iterator, got {type(actual)}")
         names = [name for name in ("batch_size", "repeat") if hasattr(actual, name)]
-        # MultithreadIterator alone saves it under another name.
-        order_key = "_order" if isinstance(actual, MultithreadIterator) else "order"
-        return {name: getattr(actual, name) for name in names}, order_key
+        return {name: getattr(actual, name) for name in names}
 
     def _own_state(self) -> dict[str, Any]:
         if not self._is_master:
@@ -174,20 +173,21 @@ class MultiNodeIterator(Iterator):
         A single broadcast sends everything, because every iteration of training calls this.
         """
 
-        def step() -> tuple[Any, dict[str, Any], tuple[Any] | None]:
+        def step() -> tuple[Any, dict[str, Any], dict[str, Any] | None]:
             result, state = act(), self._own_state()
-            return result, state, self._new_order(state["is_new_epoch"])
+            return result, state, self._news(state["is_new_epoch"])
 
-        result, self._state, new_order = run_on_root(
-            self.communicator, self.rank_master, _WHERE, step
-        )
-        if new_order is not None:
-            (self._order,) = new_order
+        result, self._state, news = run_on_root(self.communicator, self.rank_master, _WHERE, step)
+        if news is not None:
+            self._saved = news
         return result
 
-    def _new_order(self, is_new_epoch: bool) -> tuple[Any] | None:
-        """Return the order of the examples, on the master, unless the other ranks know it."""
-        if self._order_is_known and not is_new_epoch:
+    def _news(self, is_new_epoch: bool) -> dict[str, Any] | None:
+        """Return what the master saves besides the position, unless the other ranks know it."""
+        if self._is_known and not is_new_epoch:
             return None
-        self._order_is_known = True
-        return (getattr(getattr(self._actual, "_state", None), "order", None),)
+        self._is_known = True
+        saved = DictionarySerializer()
+        if hasattr(self._actual, "serialize"):
+            self._actual.serialize(saved)
+        return {key: value for key, value in saved.target.items() if key not in _START}
