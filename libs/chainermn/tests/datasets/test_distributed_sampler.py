@@ -57,6 +57,13 @@ def test_without_shuffling(comm: Any) -> None:
     assert [next(iterator)[0] for _ in range(2 * (end - begin))] == [*range(begin, end)] * 2
 
 
+@pytest.mark.mpi(3)
+def test_fewer_examples_than_ranks(comm: Any) -> None:
+    sampler = create_distributed_sampler(2, comm, force_equal_length=False)
+    with pytest.raises(ValueError, match=r"^rank 2 has no example: 2 examples, 3 ranks; pass"):
+        SerialIterator(range(2), 1, order_sampler=sampler)
+
+
 def serial(dataset: Any, sampler: Any) -> SerialIterator:
     return SerialIterator(dataset, 2, order_sampler=sampler)
 

@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 import pytest
 from chainer.datasets import DictDataset, SubDataset, TransformDataset, TupleDataset
+from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -144,6 +145,29 @@ def test_part_feeds_an_iterator(comm: Any) -> None:
     x, t = chainer.dataset.concat_examples(next(iterator))
     assert x.shape == (2, 2, 3)
     assert list(t) == [6 * comm.rank // comm.size, 6 * comm.rank // comm.size + 1]
+
+
+@pytest.mark.mpi(3)
+@pytest.mark.parametrize("kind", ["list", "subclass"])  # sent by columns, and as a whole
+@pytest.mark.parametrize(
+    ("n", "message"),
+    [
+        (0, "ranks 0 to 2 have no example: 0 examples, 3 ranks; the data set is empty"),
+        (1, "ranks 1 to 2 have no example: 1 example, 3 ranks; pass force_equal_length=True"),
+        (2, "rank 2 has no example: 2 examples, 3 ranks; pass force_equal_length=True"),
+    ],
+)
+def test_training_with_fewer_examples_than_ranks(
+    comm: Any, kind: str, n: int, message: str
+) -> None:
+    part = chainermn.scatter_dataset(KINDS[kind](n), comm, force_equal_length=False)
+    for iterator in (SerialIterator, MultithreadIterator, MultiprocessIterator):
+        with pytest.raises(ValueError, match=message):
+            iterator(part, 1)
+    assert SerialIterator(part, 1, repeat=False).epoch == 0  # for evaluation
+    if n:
+        equal = chainermn.scatter_dataset(KINDS[kind](n), comm)
+        assert len(next(SerialIterator(equal, 1))) == 1
 
 
 @pytest.mark.mpi(1, 3)

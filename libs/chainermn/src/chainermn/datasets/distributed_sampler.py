@@ -11,7 +11,7 @@ from chainer.iterators import OrderSampler
 
 from chainermn.agreement import check_equal, run_together
 from chainermn.communicators.communicator_base import CommunicatorBase
-from chainermn.datasets.scatter import part_bounds
+from chainermn.datasets.scatter import part_bounds, ranks_without_examples
 from chainermn.datasets.shards import Indices
 
 # A permutation of 1.3 million examples takes 15 ms.
@@ -44,7 +44,8 @@ def create_distributed_sampler(
         Seed of the shuffling, from 0 to 2**32 - 1. Every rank uses that of rank 0. By default,
         rank 0 draws one from NumPy's global generator.
     force_equal_length : bool
-        Whether all ranks get the same number of examples, see `scatter_dataset`.
+        Whether all ranks get the same number of examples, see `scatter_dataset`. No iterator can
+        use a sampler that leaves a rank without examples: it raises ValueError on every rank.
 
     Returns
     -------
@@ -76,7 +77,9 @@ def create_distributed_sampler(
     hint = "if only one rank has the data set, use scatter_dataset"
     check_equal(comm, f"a data set of {n} examples", f"{where} ({hint})")
     bounds = part_bounds(n, comm.rank, comm.size, force_equal_length)
-    return DistributedOrderSampler(n, *bounds, comm.bcast_obj(own_seed), shuffle)
+    sampler = DistributedOrderSampler(n, *bounds, comm.bcast_obj(own_seed), shuffle)
+    sampler.lacking = ranks_without_examples(n, comm.size, force_equal_length)
+    return sampler
 
 
 class DistributedOrderSampler(OrderSampler):
@@ -89,6 +92,8 @@ class DistributedOrderSampler(OrderSampler):
     ----------
     epoch : int
         Epoch whose order the next call returns, from 0.
+    lacking : str, optional
+        Ranks that have no example; iterators then raise ValueError.
 
     Examples
     --------
@@ -102,6 +107,8 @@ class DistributedOrderSampler(OrderSampler):
     array([7, 2, 0, 6])
     array([3, 1, 4, 5])
     """
+
+    lacking: str | None = None
 
     def __init__(self, n: int, begin: int, end: int, seed: int, shuffle: bool = True) -> None:
         self.n = n
@@ -132,8 +139,10 @@ class DistributedOrderSampler(OrderSampler):
 
         ``current_order`` is the order that the previous call returned or that a snapshot held,
         or ``arange(n)`` at the start. Raises ValueError if the iterator's data set has another
-        length.
+        length, and on every rank if one has no example.
         """
+        if self.lacking:
+            raise ValueError(self.lacking)
         length = self._part.stop - self._part.start
         if len(current_order) not in (self.n, length):
             raise ValueError(

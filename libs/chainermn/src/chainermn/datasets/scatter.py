@@ -63,7 +63,8 @@ def scatter_dataset(
     force_equal_length : bool
         Whether all ranks get the same number of examples. Some examples then go to two ranks if
         the number of ranks does not divide the number of examples. Otherwise, ranks may differ
-        by one example; with fewer examples than ranks, some ranks get none.
+        by one example. With fewer examples than ranks, some ranks then get none: an iterator with
+        ``repeat=True`` raises ValueError on every rank, and an evaluator works.
 
     Returns
     -------
@@ -121,10 +122,14 @@ def scatter_dataset(
     if by_columns:
         assemble, round_length = by_columns
         own = scatter_columns(columns, bounds, round_length, comm, root)
-        return SubDataset(assemble(own), 0, end - begin)
-    if comm.size > 1:
-        dataset, order = comm.bcast_obj((dataset, order), max_buf_len=max_buf_len, root=root)
-    return SubDataset(dataset, begin, end, order)
+        part = SubDataset(assemble(own), 0, end - begin)
+    else:
+        if comm.size > 1:
+            dataset, order = comm.bcast_obj((dataset, order), max_buf_len=max_buf_len, root=root)
+        part = SubDataset(dataset, begin, end, order)
+    # chainer_compat lets iterators of all ranks raise this.
+    part.why_not_repeated = ranks_without_examples(n, comm.size, force_equal_length)
+    return part
 
 
 def scatter_index(
@@ -246,6 +251,15 @@ def part_bounds(n: int, rank: int, size: int, force_equal_length: bool) -> tuple
     each, remainder = divmod(n, size)
     begin = rank * each + min(rank, remainder)
     return begin, begin + each + (rank < remainder)
+
+
+def ranks_without_examples(n: int, size: int, force_equal_length: bool) -> str | None:
+    """Describe which ranks have no example, and what to do; None if all have some."""
+    if n >= size or (n and force_equal_length):
+        return None
+    who = f"rank {n} has" if n == size - 1 else f"ranks {n} to {size - 1} have"
+    way = "pass force_equal_length=True, or start fewer ranks" if n else "the data set is empty"
+    return f"{who} no example: {n} example{'s' * (n != 1)}, {size} ranks; {way}"
 
 
 def _warn(name: str, n_epochs: int) -> None:
