@@ -85,7 +85,7 @@ def write_copies(module: ModuleType) -> None:
 
     @surgery.replaces(module.ProcessQueueWriter, "create_queue")
     def create_queue(self: Any) -> Any:
-        queue = multiprocessing.JoinableQueue()
+        queue: Any = multiprocessing.JoinableQueue()
         queue.cancel_join_thread()  # if the process fails, nobody reads the rest
         return queue
 
