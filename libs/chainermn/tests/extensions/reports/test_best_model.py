@@ -34,8 +34,55 @@ def test_best_of_a_run(tmp_path: Path, mode: str, epoch: int, value: float) -> N
     with np.load(tmp_path / "best.npz") as saved:
         assert saved["b"] == 3 * epoch  # the model has counted the iterations
     about = json.loads((tmp_path / "best.json").read_text())
-    assert about == {"metric": "score", "value": value, "epoch": epoch, "iteration": 3 * epoch}
+    assert about == {
+        "metric": "score",
+        "value": value,
+        "loss": 1,
+        "epoch": epoch,
+        "iteration": 3 * epoch,
+    }
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.json", "best.npz", "log"]
+
+
+def test_of_equal_values_the_lower_loss_wins_also_after_resuming(tmp_path: Path) -> None:
+    epochs = [(0.7, 2.0), (0.7, 1.0), (0.7, 1.5), (0.7, 0.5), (0.6, 0.1), (0.7, math.nan)]
+    first = train_on_accuracy(tmp_path, epochs[:2])
+    first.run()
+    chainer.serializers.save_npz(tmp_path / "snapshot.npz", first)
+    for n_epochs, best in ((3, 2), (6, 4)):
+        resumed = train_on_accuracy(tmp_path, epochs[:n_epochs])
+        chainer.serializers.load_npz(tmp_path / "snapshot.npz", resumed)
+        resumed.run()
+        about = json.loads((tmp_path / "best.json").read_text())
+        assert (about["epoch"], about["value"], about["loss"]) == (best, *epochs[best - 1])
+
+
+def test_loss_that_is_not_a_number_does_not_stay(tmp_path: Path) -> None:
+    train_on_accuracy(tmp_path, [(0.7, math.nan), (0.7, 3.0)]).run()
+    assert json.loads((tmp_path / "best.json").read_text())["loss"] == 3
+
+
+def test_snapshot_without_a_loss_is_loaded(tmp_path: Path) -> None:
+    first = train_on_accuracy(tmp_path, [(0.7, 2.0)])
+    first.run()
+    saved = chainer.serializers.npz.serialize(first)
+    del saved["extensions/BestModel/loss"]
+    np.savez(tmp_path / "old.npz", **saved)
+    resumed = train_on_accuracy(tmp_path, [(0.7, 2.0)])
+    chainer.serializers.load_npz(tmp_path / "old.npz", resumed)
+    best = resumed.get_extension("BestModel")
+    assert (best.value, best.loss) == (0.7, math.inf)
+
+
+def train_on_accuracy(out: Path, epochs: Any) -> Any:
+    @chainer.training.make_extension(trigger=(1, "epoch"), priority=300)
+    def evaluate(trainer: Any) -> None:
+        accuracy, loss = epochs[trainer.updater.epoch - 1]
+        chainer.report({"validation/main/accuracy": accuracy, "validation/main/loss": loss})
+
+    trainer = trainers.make_trainer(out, len(epochs), evaluate)
+    trainer.extend(BestModel(model_of(trainer), "validation/main/accuracy"))
+    return trainer
 
 
 def test_model_is_not_compressed(tmp_path: Path) -> None:

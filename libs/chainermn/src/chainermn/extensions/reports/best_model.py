@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -21,6 +22,10 @@ class BestModel(Extension):
     ``chainer.serializers.save_npz`` with ``compression=False``. A file with the same name and the
     suffix ``.json`` has the ``metric``, its ``value``, and the ``epoch`` and ``iteration``. Both
     files are always complete, even if the job is killed while it writes.
+
+    Of equal values, the one with the lower loss is better, if the evaluator has reported a loss
+    beside it: ``validation/main/loss`` for ``validation/main/accuracy``. It is ``loss`` in the
+    JSON file.
 
     Snapshots of the trainer hold the best value so far, so a resumed run continues from it. If the
     file is not in the trainer's folder, the search for the best starts over.
@@ -42,6 +47,8 @@ class BestModel(Extension):
     ----------
     value : float
         Best value so far; minus or plus infinity at first.
+    loss : float
+        Its loss; infinity if none was observed.
     epoch, iteration : int
         Epoch and iteration of the best value.
 
@@ -63,6 +70,8 @@ class BestModel(Extension):
 
     trigger = 1, "epoch"
     priority = PRIORITY_READER  # after evaluators, before the snapshot that holds the best value
+    value: float
+    loss: float
 
     def __init__(
         self,
@@ -77,14 +86,12 @@ class BestModel(Extension):
             raise ValueError(f"BestModel: filename must end with .npz, got {filename!r}")
         self.model, self.metric, self.filename = model, metric, filename
         self._sign = 1 if mode == "max" else -1
-        self.value = -self._sign * math.inf
-        self.epoch = self.iteration = 0
+        self._forget()
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Forget the best value of a snapshot if its model is not in this folder."""
         if not Path(trainer.out, self.filename).exists():
-            self.value = -self._sign * math.inf
-            self.epoch = self.iteration = 0
+            self._forget()
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Save the model if it is the best.
@@ -101,15 +108,18 @@ class BestModel(Extension):
                 f"{trainer.updater.iteration}, but {seen}. Give the evaluator the same trigger"
             )
         value = float(trainer.observation[self.metric])
-        if not self._sign * value > self._sign * self.value:
+        beside = self.metric.removesuffix(self.metric.rpartition("/")[2]) + "loss"
+        loss = float(trainer.observation.get(beside, math.inf))
+        if not (self._sign * value, -loss) > (self._sign * self.value, -self.loss):
             return
-        self.value = value
+        self.value, self.loss = value, math.inf if math.isnan(loss) else loss
         self.epoch, self.iteration = trainer.updater.epoch, trainer.updater.iteration
         file = Path(trainer.out, self.filename)
         write_npz(file, chainer.serializers.npz.serialize(self.model))
         about = {
             "metric": self.metric,
             "value": value,
+            **({"loss": self.loss} if math.isfinite(self.loss) else {}),
             "epoch": self.epoch,
             "iteration": self.iteration,
         }
@@ -117,7 +127,14 @@ class BestModel(Extension):
             description.write(json.dumps(about, indent=1) + "\n")
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Load or save the best value, and its epoch and iteration."""
+        """Load or save the best value, and its loss, epoch and iteration."""
         self.value = float(serializer("value", np.float64(self.value)))
+        with contextlib.suppress(KeyError):  # older snapshots lack it
+            self.loss = float(serializer("loss", np.float64(self.loss)))
         self.epoch = int(serializer("epoch", self.epoch))
         self.iteration = int(serializer("iteration", self.iteration))
+
+    def _forget(self) -> None:
+        self.value = -self._sign * math.inf
+        self.loss = math.inf
+        self.epoch = self.iteration = 0
