@@ -83,10 +83,10 @@ def load(dataset: str, path: str | None = None, examples: int | None = None) -> 
     ValueError
         If a file is damaged or of another format, or arguments do not fit.
     """
-    if (dataset == "shapes") != (path is None):
+    if (dataset == "shapes") == bool(path):
         wanted = "is drawn, so it takes no --data" if path else "is read from --data PATH"
         raise ValueError(f"--dataset {dataset} {wanted}")
-    if path is None:
+    if not path:
         train, test = shapes.draw(examples or 5000, seed=1), shapes.draw(TEST_SHAPES, seed=2)
         return _divided(train, test, shapes.CLASSES)
     files, read = FILES[dataset], _reader(Path(path))

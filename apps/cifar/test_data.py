@@ -222,7 +222,7 @@ def test_files_that_may_do_harm_are_refused(spoil, message, app, tmp_path):
         (("shapes", "folder"), ValueError, "--dataset shapes is drawn, so it takes no --data"),
         (("cifar10",), ValueError, "--dataset cifar10 is read from --data PATH"),
         (("cifar10", "nowhere"), FileNotFoundError, "nowhere"),
-        (("shapes", None, 9), ValueError, "--examples must be at least 10, got 9"),
+        (("shapes", "", 9), ValueError, "--examples must be at least 10, got 9"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(arguments, error, message, app, tmp_path):

@@ -55,7 +55,7 @@ def load(dataset: str, directory: str | None, size: int) -> tuple[np.ndarray, np
         If the folder lacks a file, a file is not what its name says, there are too few images, or
         a folder is missing, or given where none is needed.
     """
-    if (directory is None) != (dataset == "digits"):
+    if (dataset == "digits") == bool(directory):
         expected = "takes no folder" if dataset == "digits" else "needs a folder"
         raise ValueError(f"--dataset {dataset} {expected}; got --data {directory}")
     if dataset == "digits":

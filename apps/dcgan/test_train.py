@@ -73,7 +73,7 @@ def trained(app, tmp_path_factory) -> tuple[str, Path]:
 @pytest.mark.mpi(2, timeout=LIMIT)
 def test_what_is_written(app, trained):
     _, out = trained
-    train_images, _ = app.data.load("digits", None, 0)
+    train_images, _ = app.data.load("digits", "", 0)
     written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     log = read_log(out)
     assert [row["epoch"] for row in log] == list(range(1, EPOCHS + 1))

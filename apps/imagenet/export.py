@@ -15,6 +15,7 @@ import chainer
 import numpy as np
 
 import trained
+from chainermn.files import optional_path
 
 OPSET, IR_VERSION = 11, 6  # the highest opset of onnx_chainer, and the lowest that works
 
@@ -37,7 +38,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     default = " or else ".join(map(str, trained.DEFAULTS))
-    add("--model", "-m", type=Path, metavar="FILE", help=f"weights; default: {default}")
+    add("--model", "-m", type=optional_path, metavar="FILE", help=f"weights; default: {default}")
     add("--out", "-o", type=Path, metavar="FILE", default=Path("model.onnx"), help="output")
     return parser.parse_args(argv)
 

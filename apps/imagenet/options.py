@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from chainermn.files import optional_path
 from models import ARCHITECTURES
 
 # A run can be resumed with other values of these; the rest are its settings. The contents of the
@@ -25,11 +26,12 @@ def parse_arguments(
     train = "file of lines 'path label', or folder of shards; default: drawn images"
     add("--train", metavar="LIST", help=train)
     add("--val", metavar="LIST", help="the same for the validation images")
-    add("--root", "-R", metavar="DIR", type=Path, help="folder that the lists' paths start from")
+    root = "folder that the lists' paths start from"
+    add("--root", "-R", metavar="DIR", type=optional_path, help=root)
     mean = "mean.json, or mean image (.npy) for the mean of each color; default: beside TRAIN"
-    add("--mean", "-m", metavar="FILE", type=Path, help=mean)
+    add("--mean", "-m", metavar="FILE", type=optional_path, help=mean)
     classes = "class names; default: classes.txt beside TRAIN"
-    add("--classes", metavar="FILE", type=Path, help=classes)
+    add("--classes", metavar="FILE", type=optional_path, help=classes)
     arch = "default: small for drawn images, else resnet50"
     add("--arch", "-a", choices=sorted(ARCHITECTURES), help=arch)
     add("--batchsize", "-B", type=int, default=32, help="batch size per process")
@@ -75,13 +77,13 @@ def parse_arguments(
         if len(args.lists) != 2:
             parser.error(f"expected two lists, TRAIN and VAL, got {len(args.lists)}")
         args.train, args.val = args.lists
-    if (args.train is None) != (args.val is None):
+    if bool(args.train) != bool(args.val):
         parser.error("--train and --val belong together")
     if args.finetune and not args.initmodel:
         parser.error("--finetune needs initial weights: add --initmodel FILE")
     if args.ema is not None and args.mixed16:
         parser.error("--ema averages weights in float32, which --mixed16 does not have")
-    drawn = args.train is None
+    drawn = not args.train
     args.arch = args.arch or ("small" if drawn else "resnet50")
     is_small = args.arch == "small"
     defaults = {

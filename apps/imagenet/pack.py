@@ -13,6 +13,7 @@ import numpy as np
 import chainermn
 import shards
 from chainermn.agreement import exit_together, run_on_root, run_together
+from chainermn.files import optional_path
 from chainermn.progress import Progress
 from data import ImageList
 
@@ -47,7 +48,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--root", "-R", metavar="DIR", type=Path, default=Path(), help=root)
     outside = "allow paths in LIST, and links, that lead out of --root"
     add("--allow-outside", action="store_true", help=outside)
-    add("--out", "-o", metavar="DIR", type=Path, help="folder for the shards of LIST")
+    add("--out", "-o", metavar="DIR", type=optional_path, help="folder for the shards of LIST")
     add("--images", type=int, default=1000, help="images per shard; default: %(default)s")
     args = parser.parse_args(argv)
     if args.source.is_dir() == (args.out is not None):

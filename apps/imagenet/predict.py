@@ -19,6 +19,7 @@ import numpy as np
 import images
 import layouts
 import trained
+from chainermn.files import optional_path
 from data import CENTER
 
 
@@ -57,7 +58,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     images = "image file, or folder of image files"
     add("images", metavar="IMAGE", nargs="+", type=Path, help=images)
     default = " or else ".join(map(str, trained.DEFAULTS))
-    add("--model", "-m", type=Path, metavar="FILE", help=f"weights; default: {default}")
+    add("--model", "-m", type=optional_path, metavar="FILE", help=f"weights; default: {default}")
     add("--batchsize", "-b", type=int, default=32, help="batch size; default: %(default)s")
     add("--gpu", "-g", action="store_true", help="compute on a GPU")
     add("--csv", metavar="FILE", help="also write a table, with a row for each image")

@@ -20,7 +20,7 @@ import idx
 import images
 import layouts
 from chainermn.agreement import exit_together, run_on_root, run_together
-from chainermn.files import read_text
+from chainermn.files import optional_path, read_text
 from chainermn.progress import Progress
 from data import ImageList, Sums
 
@@ -60,10 +60,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--train", metavar="DIR", help=train)
     add("--val", metavar="DIR", help="the same for validation, or a folder with all its images")
     ground_truth = "classes of the images in the latter (ILSVRC2012)"
-    add("--ground-truth", metavar="FILE", type=Path, help=ground_truth)
+    add("--ground-truth", metavar="FILE", type=optional_path, help=ground_truth)
     add("--hold-out", metavar="SHARE", type=float, help="share of each class to validate with")
     add("--seed", type=int, default=0, help="seed of the choice of validation images")
-    add("--classes", metavar="FILE", type=Path, help="class names, one per line, in order")
+    add("--classes", metavar="FILE", type=optional_path, help="names of classes, line by line")
     add("--out", "-o", type=Path, metavar="DIR", default=Path(), help="default: current folder")
     add("--size", type=int, default=256, help="pixels per side that images are scaled to")
     outside = "allow links that lead out of DIR"

@@ -66,11 +66,11 @@ def load(dataset: str, directory: str | None = None) -> tuple[TupleDataset, Tupl
         If MNIST cannot be downloaded.
     """
     if dataset == "digits":
-        if directory is not None:
+        if directory:
             raise ValueError(f"{directory}: only --dataset mnist is read from a folder")
         return _load_digits()
     if dataset == "mnist":
-        if directory is None:
+        if not directory:
             train, test = _load_cached("train"), _load_cached("test")
         else:
             train, test = _load_idx("train", directory), _load_idx("test", directory)

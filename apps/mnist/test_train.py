@@ -410,7 +410,7 @@ def test_mpiexec_starts_the_script_itself_and_shows_a_live_view_on_a_terminal(tm
 
 
 def test_digits_are_split_always_alike():
-    parts, again = data.load("digits"), data.load("digits")
+    parts, again = data.load("digits"), data.load("digits", "")
     assert [len(part) for part in parts] == [1437, 360]
     for part, same in zip(parts, again, strict=True):
         images, labels = part[:], [label for _, label in part[:]]

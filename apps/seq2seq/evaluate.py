@@ -8,6 +8,7 @@ from pathlib import Path
 
 import chainer
 
+from chainermn.files import optional_path
 from chainermn.progress import Progress
 from evaluation import METRICS
 from files import LONGEST_LINE, LONGEST_SENTENCE, read_lines
@@ -50,12 +51,14 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("network", type=Path, nargs="?", default="result/best.npz", help=network)
     add("--source", metavar="FILE", type=Path, required=True, help="lines to translate")
     add("--target", metavar="FILE", type=Path, required=True, help="their translations")
-    add("--train-source", metavar="FILE", type=Path, help="lines to find the nearest neighbor in")
-    add("--train-target", metavar="FILE", type=Path, help="their translations")
+    near = "lines to find the nearest neighbor in"
+    add("--train-source", metavar="FILE", type=optional_path, help=near)
+    add("--train-target", metavar="FILE", type=optional_path, help="their translations")
     add("--beam", type=int, default=4, help="width of the beam; default: %(default)s")
     add("--batchsize", "-b", type=int, default=32, help="batch size, in lines")
     add("--gpu", "-g", action="store_true", help="translate on GPU")
-    add("--out", "-o", metavar="FILE", type=Path, help="also write the scores to this file (JSON)")
+    out = "also write the scores to this file (JSON)"
+    add("--out", "-o", metavar="FILE", type=optional_path, help=out)
     args = parser.parse_args(argv)
     if (args.train_source is None) != (args.train_target is None):
         parser.error("--train-source and --train-target belong together")

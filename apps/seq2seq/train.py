@@ -29,6 +29,7 @@ from chainermn.extensions import (
     multi_node_snapshot,
     record_run,
 )
+from chainermn.files import optional_path
 from chainermn.optimizers import GradientClipping
 from chainermn.progress import silence
 from corpus import ParallelText
@@ -98,15 +99,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("--source", metavar="FILE", type=Path, help="lines to translate; default: generated dates")
-    add("--target", metavar="FILE", type=Path, help="their translations, line by line")
-    add("--validation-source", metavar="FILE", type=Path, help="validation lines")
-    add("--validation-target", metavar="FILE", type=Path, help="their translations")
+    source = "lines to translate; default: generated dates"
+    add("--source", metavar="FILE", type=optional_path, help=source)
+    add("--target", metavar="FILE", type=optional_path, help="their translations, line by line")
+    add("--validation-source", metavar="FILE", type=optional_path, help="validation lines")
+    add("--validation-target", metavar="FILE", type=optional_path, help="their translations")
     cache = "folder for indices and vocabularies; default: in OUT"
-    add("--cache", metavar="DIR", type=Path, help=cache)
+    add("--cache", metavar="DIR", type=optional_path, help=cache)
     add("--hold-out", type=int, default=1000, help="validation pairs, if there are no such files")
     subwords = "subword model from prepare.py; default: words"
-    add("--subwords", metavar="FILE", type=Path, help=subwords)
+    add("--subwords", metavar="FILE", type=optional_path, help=subwords)
     add("--min-count", type=int, default=1, help="least count of a token in a vocabulary")
     max_vocabulary = "largest vocabulary; default: %(default)s"
     add("--max-vocabulary", type=int, default=30000, help=max_vocabulary)

@@ -26,6 +26,20 @@ _MOST_BYTES_OF_HEADERS = 1 << 13
 _MOST_FOR_ALL_MEMBERS = 100
 
 
+def optional_path(text: str) -> Path | None:
+    """Return a path, or None for an empty string: the ``type`` of a flag that may be left out.
+
+    Examples
+    --------
+    >>> import argparse
+    >>> parser = argparse.ArgumentParser()
+    >>> flag = parser.add_argument("--data", type=chainermn.files.optional_path)
+    >>> parser.parse_args(["--data", ""])
+    Namespace(data=None)
+    """
+    return Path(text) if text else None
+
+
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
     """Write a file completely or not at all: it is replaced when the ``with`` block ends.

@@ -232,7 +232,7 @@ def test_bad_arguments(comm: Any, arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         create_multi_node_checkpointer(arguments[0], comm, *arguments[1:])
     with pytest.raises(ValueError, match="no output folder"):
-        create_multi_node_checkpointer("x", comm).maybe_load(counter())
+        create_multi_node_checkpointer("x", comm, path="").maybe_load(counter(), path="")
 
 
 @pytest.mark.mpi(3)

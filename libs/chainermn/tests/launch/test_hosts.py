@@ -82,6 +82,13 @@ def test_what_no_host_is_called(name: str, tmp_path: Path) -> None:
                 command.make_context("", context)
 
 
+def test_options_that_are_empty_are_left_out() -> None:
+    for command, options in ((launch, ["hostname"]), (doctor, ["--script", "", "--data", ""])):
+        context = command.make_context("", ["-n", "1", "--hostfile", "", *options])
+        assert context.params["hostfile"] is None
+    assert (context.params["script"], context.params["data"]) == (None, None)
+
+
 @given(st.text() | st.from_regex(r"[-\w.@:,]*", fullmatch=True))
 def test_of_any_text_come_names_or_a_clear_error(text: str) -> None:
     try:

@@ -118,10 +118,11 @@ def test_the_rank_that_waits_for_data_is_named(shared_tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi(1)
-def test_one_rank_is_efficient_and_nobody_waits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("filename", [None, ""])
+def test_one_rank_is_efficient_and_nobody_waits(tmp_path: Path, filename: str | None) -> None:
     comm = chainermn.create_communicator()
     trainer = make_trainer(comm, tmp_path)
-    report = DistributedReport(comm, filename=None)
+    report = DistributedReport(comm, filename=filename)
     trainer.extend(report)
     trainer.run()
     assert report.summary is not None

@@ -13,6 +13,7 @@ import click
 from chainermn.doctor.checks import CHECKS
 from chainermn.doctor.registry import Status, run_checks
 from chainermn.doctor.setup import Setup
+from chainermn.files import optional_path
 from chainermn.launch.hosts import Host
 from chainermn.launch.options import forwarded, host_options, one_of
 
@@ -36,12 +37,14 @@ def _number(_context: click.Context, _option: click.Parameter, text: str | None)
 @host_options
 @click.option(
     "--script",
-    type=click.Path(path_type=Path),
+    metavar="PATH",
+    type=optional_path,
     help="Script you want to start. Checks that it is the same on every host.",
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
+    metavar="PATH",
+    type=optional_path,
     help="File or folder that the script reads. Checks that it is the same on every host.",
 )
 @click.option(

@@ -132,7 +132,7 @@ class MultiNodeCheckpointer(Extension):
         self.comm = comm
         self.cp_interval = cp_interval
         self.gc_interval = gc_interval
-        self.path: Any = None if path is None else Path(path)
+        self.path: Any = Path(path) if path else None
         self._lock = FolderLock(comm, name)
         self._seconds: list[float] = []
         self._run: int | None = None
@@ -248,7 +248,7 @@ class MultiNodeCheckpointer(Extension):
         return f"Snapshot duration stats (sec): avg={mean:f}, min={least:f}, max={most:f}"
 
     def _settle_path(self, target: Any, path: str | os.PathLike[str] | None = None) -> None:
-        if path is not None:
+        if path:
             self.path = Path(path)
         if self.path is None:
             if not hasattr(target, "out"):

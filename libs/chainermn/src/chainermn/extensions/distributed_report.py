@@ -81,7 +81,7 @@ class DistributedReport(Extension):
         self._gathering: SharedGathering | None = None
         self._spans: TrainerSpans
         self._picture: tuple[Path, str] | None = None
-        if filename is not None:
+        if filename:
             check_picture(filename)
             run_on_root(comm, 0, "DistributedReport", _check_matplotlib)
 
@@ -100,7 +100,7 @@ class DistributedReport(Extension):
         if self.summary is None:
             return
         chainer.report(_observations_of(self.summary))
-        if self.filename is not None:
+        if self.filename:
             self._picture = Path(trainer.out, self.filename), f"epoch {trainer.updater.epoch}"
 
     def finalize(self) -> None:

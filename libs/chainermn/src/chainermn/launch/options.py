@@ -67,7 +67,7 @@ def _reader(read: Callable[[str], list[Host]]) -> Callable[..., list[Host] | Non
         context: click.Context, option: click.Parameter, text: str | None
     ) -> list[Host] | None:
         try:
-            return None if text is None else read(text)
+            return read(text) if text else None
         except (OSError, ValueError) as error:
             raise click.BadParameter(str(error)) from error
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from chainermn import spans
+from chainermn.files import optional_path
 from chainermn.profiling.timeline import chart, trace
 from chainermn.profiling.timeline.iterations import iterations_of
 from chainermn.profiling.timeline.summary import summarize
@@ -20,7 +21,7 @@ _ENOUGH = 5
 @click.option(
     "--picture",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=optional_path,
     help="Also draw a bar chart of the ranks into FILE (.png, .svg, .pdf or .jpg).",
 )
 def report(file: Path, picture: Path | None) -> None:
