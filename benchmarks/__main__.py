@@ -22,7 +22,7 @@ _WITH_EACH_MPI = ("exchange", "iterations", "startup", "scale", "watch", "failur
 PARTS = (
     *_WITH_EACH_MPI,
     *("compute", "slow", "convergence", "efficiency", "pipeline", "scatter", "input"),
-    *("timeline", "model", "comparison"),
+    *("timeline", "model", "comparison", "snapshots"),
 )
 ON_DEMAND = ("gpu",)
 

@@ -48,6 +48,7 @@ TEAMS = {
     "oneDNN": ("with_chainer", {**WITH_ONEDNN, **ONE_THREAD}),
     "oneDNN, all cores": ("with_chainer", {**WITH_ONEDNN, **ALL_CORES}),
     "with cuDNN": ("with_chainer", {"CHAINER_COMPAT_CUDNN": "1"}),
+    "snapshots": ("snapshots", {}),
     "copies on a GPU": ("gpu_copies", {}),
     "mpi": ("with_mpi", {}),
     "torch": ("with_torch", ONE_THREAD),

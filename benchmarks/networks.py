@@ -15,6 +15,8 @@ TITLES = {
 }
 
 DIGITS_UNITS, MLP_UNITS = (64, 200, 200, 10), (784, 1000, 1000, 10)
+#: Ten million parameters, and the number of iterations between two snapshots.
+SNAPSHOT_UNITS, ITERATIONS = (784, 2800, 2800, 10), 20
 
 #: Channels of the 3x3 convolutions, and the convolutions that pooling follows.
 CHANNELS = (3, 64, 128, 256, 512, 512, 512)
