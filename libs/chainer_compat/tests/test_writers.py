@@ -24,7 +24,6 @@ from chainer.training.extensions.snapshot_writers import (
 
 THREADS = [ThreadWriter, ThreadQueueWriter]
 PROCESSES = [ProcessWriter, ProcessQueueWriter]
-by_start_method = pytest.mark.parametrize("start_method", ["fork", "forkserver"], indirect=True)
 # Python's warning against forking with threads, which queues have.
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 
@@ -74,8 +73,16 @@ def test_a_thread_writes_the_state_of_its_iteration_and_ends(writer, tmp_path):
 
 
 @forks
-@by_start_method
-@pytest.mark.parametrize("writer", PROCESSES)
+@pytest.mark.parametrize(
+    ("writer", "start_method"),
+    [
+        (ProcessWriter, "fork"),
+        (ProcessQueueWriter, "fork"),
+        pytest.param(ProcessWriter, "forkserver", marks=pytest.mark.nightly),
+        (ProcessQueueWriter, "forkserver"),
+    ],
+    indirect=["start_method"],
+)
 def test_a_process_writes_the_state_of_its_iteration_and_ends(writer, tmp_path, start_method):
     check_late_writing(writer, tmp_path)
 
