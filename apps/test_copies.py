@@ -1,6 +1,5 @@
 """A copy of each app trains, outside the repository."""
 
-import functools
 import importlib.util
 import json
 import os
@@ -12,11 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from apps import small_data
 from chainermn.notes import without_notes
-from chainermn.testing.modules import import_modules
 from chainermn.testing.mpiexec import direct_environment, mpi_flavor, mpiexec_command
 
 APPS = Path(__file__).resolve().parent
@@ -38,23 +36,6 @@ def make_copy(app: str, folder: Path) -> Path:
     for path in (folder, *folder.rglob("*")):
         path.chmod(path.stat().st_mode | stat.S_IWUSR)
     return folder
-
-
-def write_data(app: str, folder: Path) -> None:
-    """Write a few examples, or what an app keeps, if its own would take long."""
-    if app == "imagenet":
-        import_modules(APPS / app, ["generated"]).generated.create(folder / "drawn", 40, 10)
-        (folder / "drawn/mean.json").unlink()
-        np.save(folder / "mean.npy", np.full((3, 256, 256), 127, np.float32))
-    elif app == "seq2seq":
-        paths = folder / "dates.source", folder / "dates.target"
-        import_modules(APPS / app, ["generated"]).generated.write(*paths, 203, 1)
-    elif app == "dcgan":  # whose features take longer than this training
-        modules = import_modules(APPS / app, ["data", "evaluation"])
-        images, _ = modules.data.load("digits", None, 8)
-        features = modules.evaluation.train_features
-        modules.evaluation.train_features = functools.partial(features, steps=2)
-        modules.evaluation.load_features(folder / "result", images)
 
 
 # Options of train.py, and the number of its last iteration.
@@ -81,7 +62,7 @@ def test_mpiexec_starts_the_script_of_a_copy(app, tmp_path):
     """The script itself: it is executable, and mpiexec finds Python by its first line."""
     copy = make_copy(app, tmp_path / "copy")
     options, iterations = TRAININGS[app]
-    write_data(app, copy)
+    small_data.write(app, copy)
     job = subprocess.run(
         mpiexec_command(2, [copy / "train.py", *options.split()], python=False),
         cwd=copy,
