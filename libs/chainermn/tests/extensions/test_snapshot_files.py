@@ -209,3 +209,12 @@ def test_what_will_not_be_the_same_is_said(
     lines = [line for line in capfd.readouterr().err.splitlines() if "every bit" in line]
     assert len(lines) == bool(said and comm.rank == 0)
     assert all(said in line for line in lines)
+
+
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("instead", ["ThreadWriter", "ThreadQueueWriter"])
+def test_writer_that_starts_processes_on_one_rank_raises_on_all(comm: Any, instead: str) -> None:
+    name = instead.replace("Thread", "Process") if comm.rank == 1 else instead
+    snapshot = extensions.snapshot(writer=getattr(extensions.snapshot_writers, name)())
+    with pytest.raises(ValueError, match=rf"is a Process.*; use {instead} instead"):
+        multi_node_snapshot(comm, snapshot, [])

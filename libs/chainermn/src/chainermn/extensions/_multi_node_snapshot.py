@@ -12,6 +12,7 @@ from typing import Any
 
 import chainer
 from chainer.training.extension import Extension
+from chainer.training.extensions.snapshot_writers import ProcessQueueWriter, ProcessWriter
 
 from chainermn import spans
 from chainermn.agreement import check_equal, run_together
@@ -63,9 +64,9 @@ def multi_node_snapshot(
     Raises
     ------
     ValueError, TypeError
-        On every rank, if ``snapshot`` is not a snapshot, if ``replica_sets`` or ``settings`` are
-        invalid or differ between ranks, or if ``settings`` are given for a snapshot of an object
-        other than the trainer.
+        On every rank, if ``snapshot`` is not a snapshot, or its writer starts processes; if
+        ``replica_sets`` or ``settings`` are invalid or differ between ranks; or if ``settings``
+        are given for a snapshot of an object other than the trainer.
 
     Notes
     -----
@@ -106,6 +107,7 @@ def multi_node_snapshot(
     def check() -> tuple[list[set[int]], str | None]:
         expected = "a snapshot, as chainer.training.extensions.snapshot returns"
         check_has(_WHERE, snapshot, expected, "filename")
+        _check_writer(snapshot)
         if settings is not None and snapshot._target is not None:
             raise ValueError("settings are for snapshots of the whole trainer")
         return parse_replica_sets(replica_sets, comm.size), label_of(settings)
@@ -114,6 +116,17 @@ def multi_node_snapshot(
     check_equal(comm, f"replica_sets={[sorted(ranks) for ranks in sets]}", _WHERE)
     check_equal(comm, f"settings={label}", _WHERE)
     return MultiNodeSnapshot(comm, snapshot, sets, label)
+
+
+def _check_writer(snapshot: Extension) -> None:
+    """Raise ValueError if a snapshot's writer starts processes."""
+    writer = getattr(snapshot, "writer", None)
+    if isinstance(writer, (ProcessWriter, ProcessQueueWriter)):
+        name = type(writer).__name__
+        raise ValueError(
+            f"the snapshot's writer is a {name}, which starts a process after MPI has started; "
+            f"use {name.replace('Process', 'Thread')} instead"
+        )
 
 
 def parse_replica_sets(replica_sets: Sequence[int | Iterable[int]], size: int) -> list[set[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import chainer
@@ -96,12 +96,10 @@ def _is_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 def _owners_of(trainer: chainer.training.Trainer) -> dict[str, object]:
-    """Return the data sets whose generators draw between steps, and iterators' own samplers."""
-    return dict(_named_owners(trainer))
-
-
-def _named_owners(trainer: chainer.training.Trainer) -> Iterator[tuple[str, object]]:
+    """Return what may have random generators: samplers, and data sets that are read in steps."""
+    owners: dict[str, object] = {}
     for name, iterator in iterators_of(trainer).items():
+        owners[f"{name}.order_sampler"] = getattr(iterator, "order_sampler", None)
         if not draws_elsewhere(iterator):
-            yield f"{name}.dataset", getattr(iterator, "dataset", None)
-            yield f"{name}.order_sampler", getattr(iterator, "order_sampler", None)
+            owners[f"{name}.dataset"] = getattr(iterator, "dataset", None)
+    return owners
