@@ -23,12 +23,6 @@ class StepSeed(Extension):
     comm : CommunicatorBase
         Communicator of the ranks.
 
-    Notes
-    -----
-    With this extension, do not shuffle examples with NumPy's global generator, but with
-    `create_distributed_sampler`. Otherwise each rank would shuffle its examples in a different
-    order, but snapshots for several ranks hold only one order.
-
     Examples
     --------
     >>> trainer.extend(chainermn.extensions.StepSeed(0, comm))
