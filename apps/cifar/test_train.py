@@ -39,7 +39,7 @@ def test_what_is_written(trained, read_log):
     plots = ["accuracy.png", "loss.png", "ranks.png"]
     snapshots = [f"snapshot_iter_{9 * epoch}.0" for epoch in (3, 4, 5)]
     others = ["best.json", "best.npz", "log", "model.npz", "run.json"]
-    assert sorted(path.name for path in out.iterdir()) == sorted([*others, *plots, *snapshots])
+    assert sorted(path.name for path in out.glob("[!.]*")) == sorted([*others, *plots, *snapshots])
     for name in plots:
         assert (out / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     log = read_log(out)

@@ -163,7 +163,7 @@ def test_what_is_written(two_ranks):
     snapshots = [f"snapshot_iter_{iteration}.0" for iteration in (16, 20, 23)]
     networks = ["best.json", "best.npz", "model.json", "model.npz"]
     expected = [*PICTURES, *snapshots, *networks, "log", "run.json"]
-    assert sorted(path.name for path in out.iterdir()) == sorted(expected)
+    assert sorted(path.name for path in out.glob("[!.]*")) == sorted(expected)
     for name in PICTURES:
         with Image.open(out / name) as picture:
             assert picture.format == "PNG"

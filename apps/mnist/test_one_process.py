@@ -202,7 +202,7 @@ def check(app, run, script, n_replicas, monkeypatch, folder, capsys) -> None:
     resuming = f"resuming after iteration {iterations[0]}, epoch 1, from {snapshot}\n"
     assert (resuming in printed) == (comm.rank == 0)
 
-    files = {path.name for path in out.iterdir()}
+    files = {path.name for path in out.glob("[!.]*")}
     files -= {"accuracy.png", "loss.png", "log", "best.json", "best.npz", "model.npz", "run.json"}
     owners = [0] if script == "train" else [0, 1]
     assert files == {f"snapshot_iter_{n}.{rank}" for n in iterations for rank in owners}

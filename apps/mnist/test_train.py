@@ -69,7 +69,7 @@ def test_what_is_written(two_ranks):
     plots = ["accuracy.png", "loss.png"]
     snapshots = [f"snapshot_iter_{n * ITERATIONS}.0" for n in (2, 3, 4)]
     others = ["best.json", "best.npz", "log", "model.npz", "run.json"]
-    assert sorted(path.name for path in out.iterdir()) == sorted([*others, *plots, *snapshots])
+    assert sorted(path.name for path in out.glob("[!.]*")) == sorted([*others, *plots, *snapshots])
     for name in plots:
         assert (out / name).read_bytes().startswith(PNG)
     record = json.loads((out / "run.json").read_text())

@@ -104,7 +104,7 @@ def test_pictures_and_snapshots_are_written(trained, read_log):
     others = ["best.json", "best.npz", "corpus", "log", "model.json", "model.npz", "run.json"]
     last = "snapshot_iter_24.0"
     others += ["snapshot_iter_12.0", last]
-    assert sorted(path.name for path in out.iterdir()) == sorted([*plots, *others])
+    assert sorted(path.name for path in out.glob("[!.]*")) == sorted([*plots, *others])
     for name in plots:
         assert (out / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     for name in ("best.npz", "model.npz", last):

@@ -115,7 +115,9 @@ def test_another_number_of_ranks_is_said(shared_tmp_path: Path, capfd: Capture) 
     if world.rank < 2:
         run(part, shared_tmp_path, 3)
         err = capfd.readouterr().err
-        assert ("is of 3 ranks: 2 ranks divide the rest of the epoch" in err) == (part.rank == 0)
+        assert ("was written by 3 ranks: 2 ranks divide the rest of the epoch" in err) == (
+            part.rank == 0
+        )
     world.allgather_obj(None)
 
 

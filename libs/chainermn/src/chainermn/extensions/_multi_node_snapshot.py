@@ -98,8 +98,8 @@ def multi_node_snapshot(
     >>> snapshot = chainermn.extensions.multi_node_snapshot(comm, snapshot, [])
     >>> trainer.extend(snapshot, trigger=(1, "epoch"))
     >>> trainer.run()
-    >>> import os
-    >>> sorted(os.listdir("result"))
+    >>> import glob
+    >>> sorted(glob.glob("*", root_dir="result"))
     ['snapshot_1.0', 'snapshot_2.0']
     """
     check_communicator(f"{_WHERE}(comm, snapshot, replica_sets)", comm, snapshot)
@@ -376,9 +376,9 @@ class MultiNodeSnapshot(Extension):
             self._written = self._files.of_run(Path(trainer.out), self._run)
         if rank == 0 and loaded.size not in (0, size):
             note_once(
-                f"{path} is of {loaded.size} ranks: {size} ranks divide the rest of the epoch "
-                "anew, all start with the persistent values of the rank that wrote it, and their "
-                "random generators go on from the seeds of this run"
+                f"{path} was written by {loaded.size} ranks: {size} ranks divide the rest of the "
+                "epoch again, all start with the persistent values of the rank that wrote it, "
+                "and their random generators with the seeds of this run"
             )
         elif rank == 0 and loaded.size and len(loaded.ranks) < len(self.replica_set):
             note_once(
