@@ -29,7 +29,7 @@ from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialI
 from chainer.reporter import DictSummary, Summary
 from chainer.serializers import HDF5Deserializer, HDF5Serializer, NpzDeserializer, load_npz
 from chainer.testing import doctest_helper
-from chainer.training.extensions import MicroAverage
+from chainer.training.extensions import MicroAverage, PrintReport, ProgressBar
 from chainer.training.extensions.snapshot_writers import ThreadWriter
 from chainer.utils import to_coo
 
@@ -336,6 +336,13 @@ def _():
 def _():
     with pytest.raises(ValueError, match="this MultiprocessIterator has no example"):
         _ = MultiprocessIterator([], 1).epoch_detail
+
+
+@check("print-report-without-output")
+@check("progress-bar-without-output")
+def _():
+    for extension in (PrintReport([]), ProgressBar()):
+        assert hasattr(vars(extension)["_out"], "write")
 
 
 @check("hdf5-strings")

@@ -18,6 +18,7 @@ from chainer_compat.repairs import (
     numpy2,
     serializers,
     setuptools82,
+    streams,
     workers,
     writers,
 )
@@ -235,6 +236,17 @@ REPAIRS = (
         "the iterator waits forever for a worker that fails or is killed",
         workers.are_waited_for,
         workers.raise_failures,
+    ),
+    *(
+        Repair(
+            f"{module.replace('_', '-')}-without-output",
+            f"chainer.training.extensions.{module}",
+            "sys.stdout is None, and has no method write",
+            streams.there_is_no_output,
+            streams.print_nowhere,
+            "before",
+        )
+        for module in ("print_report", "progress_bar")
     ),
     Repair(
         "multiprocess-iterator-orders",

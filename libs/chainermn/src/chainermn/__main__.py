@@ -6,7 +6,7 @@ import click
 
 from chainermn.doctor.command import doctor
 from chainermn.launch.command import launch
-from chainermn.printing import escape_unprintable
+from chainermn.process.streams import prepare_streams
 from chainermn.profiling.report import report
 from chainermn.version import VERSION
 
@@ -17,7 +17,7 @@ from chainermn.version import VERSION
 @click.version_option(VERSION)
 def main() -> None:
     """Start distributed training, diagnose an installation, and show where time goes."""
-    escape_unprintable()
+    prepare_streams()
 
 
 if __name__ == "__main__":

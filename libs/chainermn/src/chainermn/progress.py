@@ -65,6 +65,8 @@ def silence() -> None:
     --------
     >>> chainermn.progress.silence()
     """
+    if sys.__stdout__ is None:  # another file may have its number
+        return
     sys.stdout.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -18,6 +18,7 @@ from chainermn.doctor import host_facts, report, setup
 from chainermn.doctor.probe import TAKING_TURNS, Outcome
 from chainermn.doctor.setup import Answer, Setup
 from chainermn.launch.mpiexec import find_mpiexec, mpiexec_version
+from libs.chainermn.tests.process.hidden_modules import hide_all_modules
 
 
 def program(path: Path, script: str) -> Path:
@@ -137,7 +138,11 @@ def test_host_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
 
 
-def test_hosts_are_asked_even_without_an_mpiexec_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_asked_even_without_an_mpiexec_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(hide_all_modules(tmp_path))  # which must not matter
+
     def none() -> Path:
         raise FileNotFoundError
 

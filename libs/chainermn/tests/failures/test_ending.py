@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import io
 import os
 import select
 import signal
@@ -178,6 +179,15 @@ def test_standard_error_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending.os, "write", refuse)
     monkeypatch.setattr(sys, "stdout", None)
     print_at_once("nobody will know")
+
+
+def test_rank_without_standard_error_writes_into_no_file(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "__stderr__", None)  # a file of data may have its number
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    print_at_once("for the log of a daemon")
+    assert (capfd.readouterr().err, log.getvalue()) == ("", "for the log of a daemon\n")
 
 
 # ---- the reaper ----

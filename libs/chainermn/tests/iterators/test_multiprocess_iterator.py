@@ -20,6 +20,7 @@ import pytest
 import chainermn
 from chainermn.iterators import MultiprocessIterator
 from chainermn.testing.mpiexec import Job
+from libs.chainermn.tests.process.hidden_modules import hide_all_modules
 
 LIMIT = 600  # seconds, however busy the machine is
 PROBE = """
@@ -146,9 +147,10 @@ def test_data_set_that_raises_while_its_examples_are_measured() -> None:
 
 
 def start(folder: Path) -> Job:
-    script = folder / "probe.py"
+    script = folder / "script" / "probe.py"
+    script.parent.mkdir()
     script.write_text(PROBE)
-    return Job(2, [script], cwd=folder)
+    return Job(2, [script], cwd=hide_all_modules(folder))
 
 
 def wait_for(condition: Callable[[], Any]) -> None:

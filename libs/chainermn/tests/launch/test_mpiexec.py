@@ -21,6 +21,7 @@ from chainermn.launch.mpiexec import (
     mpiexec_command,
     mpiexec_version,
 )
+from libs.chainermn.tests.process.hidden_modules import hide_all_modules
 
 pytestmark = pytest.mark.each_mpi
 
@@ -147,6 +148,13 @@ def test_mpiexec_that_does_not_run(forgets_mpiexec: None, tmp_path: Path) -> Non
     broken.chmod(0o755)
     assert "Exec format error" in mpiexec_version(broken)
     assert flavor_of(broken) == ""
+
+
+def test_mpi4py_is_not_looked_for_in_the_working_folder(
+    forgets_mpiexec: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(hide_all_modules(tmp_path))
+    assert NAMES[mpi_flavor()] in mpi4py_library()
 
 
 def test_mpi4py_that_never_answers(forgets_mpiexec: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.extensions_at_work import extension_at_work
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from chainermn.communicators.registry import class_named, default_on_cpu, register, registered
-from chainermn.printing import escape_unprintable
 from chainermn.process.cores import divide_cores
 from chainermn.process.memory import keep_freed_memory
+from chainermn.process.streams import prepare_streams
 from chainermn.transport.gpu.available import any_rank_has_gpu, why_not_one_each
 from chainermn.transport.gpu.cuda_awareness import VARIABLE as CUDA_AWARE
 from chainermn.transport.gpu.cuda_awareness import is_cuda_aware
@@ -97,8 +97,8 @@ def create_communicator(
 
     >>> comm = chainermn.create_communicator("flat", allreduce_grad_dtype="float16")
     """
+    prepare_streams()
     global_except_hook.add_hook()
-    escape_unprintable()
     with contextlib.ExitStack() as stack:
         with failures.starting():
             mpi_comm = world() if mpi_comm is None else mpi_comm

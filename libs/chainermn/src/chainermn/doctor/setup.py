@@ -117,7 +117,9 @@ class Setup:
         except (OSError, RuntimeError):
             mpiexec = None
         paths = [str(path.absolute()) for path in (self.script, self.data) if path]
-        python = [sys.executable, "-", json.dumps({"paths": paths, "mpiexec": mpiexec})]
+        # As a variable, since another host may have a Python too old for -P.
+        python = ["env", "PYTHONSAFEPATH=1", sys.executable, "-"]
+        python.append(json.dumps({"paths": paths, "mpiexec": mpiexec}))
         names = [name for name, _ in self.places]
         pool = ThreadPoolExecutor(len(names))
         self._asked = {name: pool.submit(_ask, name, python, self.limit) for name in names}

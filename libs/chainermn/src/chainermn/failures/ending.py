@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from chainermn.failures.launcher import RANK, tell_end
 from chainermn.process.helper import start_shell
 from chainermn.process.processes import Process, family_of, launchers_of, shared_memory_of
+from chainermn.process.streams import has_standard_error
 
 # mpiexec forwards output and aborts on different paths, so an abort would overtake the output.
 SECONDS_FOR_OUTPUT = 0.3
@@ -85,6 +86,8 @@ def end_job(
         time.sleep(60)
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi and mpi.Is_initialized() and not mpi.Is_finalized():
+        if not has_standard_error():  # MPI would print into the file that has its number
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         mpi.COMM_WORLD.Abort(1)
     # mpiexec always takes a signal as a failure, but not always an exit code.
     os.kill(os.getpid(), signal.SIGKILL)
@@ -98,11 +101,19 @@ def use_terminal(is_terminal: bool) -> None:
 
 
 def print_at_once(message: str, file: int = 2) -> None:
-    """Write to standard error in one piece, so that output of other ranks does not mix in."""
+    """Write to standard error in one piece, so that output of other ranks does not mix in.
+
+    A script without standard error may have given it another ``sys.stderr``.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    left = f"{_before}{message.rstrip()}\n".encode(errors="replace")
+    text = f"{_before}{message.rstrip()}\n"
+    if file == 2 and not has_standard_error():
+        with contextlib.suppress(Exception):
+            print(text, end="", file=sys.stderr, flush=True)
+        return
+    left = text.encode(errors="replace")
     with contextlib.suppress(OSError):
         while left:
             left = left[os.write(file, left) :]
@@ -110,6 +121,8 @@ def print_at_once(message: str, file: int = 2) -> None:
 
 def _wait_until_read() -> None:
     """Wait, for a limited time, until the pipe behind standard error has been read."""
+    if not has_standard_error():
+        return
     deadline = time.monotonic() + _SECONDS_UNTIL_READ
     with contextlib.suppress(OSError):  # not a pipe
         while time.monotonic() < deadline:

@@ -9,25 +9,33 @@ import hashlib
 import os
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from chainermn.failures.guard import HOLD, LEAVING, STARTING, peer_of
 from chainermn.failures.limits import stall_limit
-from chainermn.process.helper import start_helper
+from chainermn.process.helper import HelperError, end_of, start_helper
 from chainermn.process.processes import Numbers, launchers_of, numbers_in
 
 # Pause between two attempts while another rank starts the guard, and the number of attempts.
 _SECONDS_BETWEEN = 0.01
 _MOST_ATTEMPTS = 1000
+# How many guards a rank starts before it gives up.
+_MOST_GUARDS = 3
+# A process closes its sockets a moment before others see its end.
+_SECONDS_TO_END = 1.0
 #: Ten seconds, as the kernel takes them, in case many ranks connect to the guard at the same time.
 SECONDS_TO_CONNECT = struct.pack("ll", 10, 0)
 
 
 @contextlib.contextmanager
 def guarded(rank: int) -> Iterator[None]:
-    """Let the guard of this host watch over this rank. Raises OSError if that is impossible."""
+    """Let the guard of this host watch over this rank. Raises OSError if that is impossible.
+
+    It is a `HelperError` if the guard does not run.
+    """
     with _connect() as connection:
         connection.send(STARTING + str(rank).encode())
         try:
@@ -74,6 +82,7 @@ def _connect() -> socket.socket:
     if numbers is None:
         raise OSError(errno.ESRCH, "not started by mpiexec")
     name = _name_of_guard()
+    guards: list[subprocess.Popen[bytes]] = []
     for _ in range(_MOST_ATTEMPTS):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, SECONDS_TO_CONNECT)
@@ -84,7 +93,12 @@ def _connect() -> socket.socket:
                 raise OSError(errno.EADDRINUSE, f"user {user} has taken the name of the guard")
         except ConnectionRefusedError:  # the guard does not exist yet
             connection.close()
-            _start_guard(name, numbers)
+            if len(guards) == _MOST_GUARDS:
+                how = end_of(guards[-1], _SECONDS_TO_END) or "closed its socket"
+                raise HelperError(
+                    errno.ECHILD, f"chainermn-guard has {how}, {_MOST_GUARDS} times in a row"
+                ) from None
+            guards += _start_guard(name, numbers)
         except OSError:
             connection.close()
             raise
@@ -104,8 +118,8 @@ def _name_of_guard() -> str:
     return f"\0chainermn-guard-{os.getuid()}-{secret.hexdigest()}"
 
 
-def _start_guard(name: str, numbers: Numbers) -> None:
-    """Start the guard, unless another rank is about to."""
+def _start_guard(name: str, numbers: Numbers) -> list[subprocess.Popen[bytes]]:
+    """Start the guard and return it, unless another rank is about to start one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
             listener.bind(name)
@@ -113,7 +127,7 @@ def _start_guard(name: str, numbers: Numbers) -> None:
             if error.errno != errno.EADDRINUSE:
                 raise
             time.sleep(_SECONDS_BETWEEN)
-            return
+            return []
         listener.listen(1024)
         arguments = {
             "listener": listener.fileno(),
@@ -122,3 +136,4 @@ def _start_guard(name: str, numbers: Numbers) -> None:
         }
         guard = start_helper("chainermn.failures.guard", arguments, [listener.fileno()])
     atexit.register(guard.poll)  # by then, it has usually ended
+    return [guard]

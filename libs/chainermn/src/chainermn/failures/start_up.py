@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from chainermn.failures import watch
 from chainermn.failures.guarded import guarded
 from chainermn.failures.limits import stall_limit
+from chainermn.notes import note_once
+from chainermn.process.helper import HelperError
 from chainermn.process.processes import numbers_in
 
 
@@ -31,8 +33,15 @@ def starting() -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
+        try:
             stack.enter_context(guarded(numbers.rank))
+        except HelperError as error:
+            note_once(
+                f"{error.strerror}: rank {numbers.rank} would wait forever for a rank that does "
+                "not start"
+            )
+        except OSError:  # a system that cannot have guards
+            pass
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             # Python cannot handle an interrupt inside MPI, so it must end the process at once.

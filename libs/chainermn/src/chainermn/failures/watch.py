@@ -38,6 +38,7 @@ from chainermn.failures.messages import (
 )
 from chainermn.failures.settings import WatchSettings, start_monitor
 from chainermn.failures.wait import Wait, as_ranges
+from chainermn.process.helper import end_of
 from chainermn.process.main_thread import Interrupts, place
 from chainermn.process.patience import AwakeClock
 from chainermn.process.processes import numbers_in
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 INTERRUPTED = "interrupted"
 # Seconds that the monitor gets to listen again.
 _SECONDS_FOR_LISTENING = 30.0
+# A process closes its connections a moment before others see its end.
+_SECONDS_TO_END = 1.0
 # Seconds that the monitor gets to notice that all ranks are gone.
 _SECONDS_FOR_THE_MONITOR = 3.0
 # How often a rank that waits at its end lets MPI send messages.
@@ -70,16 +73,18 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     if len(ranks) == 1 or min(ranks) < 0:  # alone, or among processes started later
         return
     # Use few collectives, because they are slow if many ranks share a core.
-    known, new, monitor = _watch and _watch.settings, None, None
+    known, new, monitor, lack = _watch and _watch.settings, None, None, ""
     if mpi_comm.rank == 0 and known is None:
         from mpi4py import MPI
 
         numbers = numbers_in(os.environ)
         is_one_host = numbers is not None and numbers.local_size == numbers.size
-        with contextlib.suppress(OSError):
+        try:
             new, monitor = start_monitor(
                 ranks, MPI.COMM_WORLD.size, stall_limit(), is_one_host=is_one_host
             )
+        except OSError as error:
+            lack = error.strerror or str(error)
     everywhere = mpi_comm.allgather((_has_joined, known, new))
     newcomers = [
         rank for rank, (has_joined, _, _) in zip(ranks, everywhere, strict=True) if not has_joined
@@ -113,11 +118,22 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     if unwatched and _watch is not None:
         _watch.say_absent(unwatched)
     if unwatched and mpi_comm.rank == 0:
+        if _watch is None and _monitor is not None:
+            lack = (
+                f"chainermn-monitor has {end}"
+                if (end := end_of(_monitor, _SECONDS_TO_END))
+                else ""
+            )
+        why = (
+            f"no process watches over the job on {socket.gethostname()}: {lack}"
+            if lack
+            else f"ranks {as_ranges(unwatched)} cannot connect to rank {ranks[0]} by TCP on any "
+            "port, perhaps because of a firewall, or because they are in containers with separate "
+            "networks (use docker run --network=host)"
+        )
         warnings.warn(
-            f"ranks {as_ranges(unwatched)} cannot connect to rank {ranks[0]} by TCP on any port, "
-            "perhaps because of a firewall, or because they are in containers with separate "
-            "networks (use docker run --network=host). If one of them fails in a way that MPI "
-            "does not notice, the others will wait forever",
+            f"{why}. If {'a rank' if lack else 'one of them'} fails in a way that MPI does not "
+            "notice, the others will wait forever",
             stacklevel=3,
         )
 
@@ -292,6 +308,8 @@ class Watch(threading.Thread):
             how = "been killed"
             if isinstance(error, MalformedError):
                 how = f"sent something that it never sends ({error})"
+            elif _monitor is not None:
+                how = end_of(_monitor, _SECONDS_TO_END) or "closed its connections"
             self._end(
                 f"the process that watches over the job on {self.settings.host} has {how}. "
                 f"Reported by {self._me}.",

@@ -14,7 +14,7 @@ from typing import Any
 import chainer
 from chainer.iterators import multiprocess_iterator
 
-from chainermn.process.workers import is_worker, set_up_worker
+from chainermn.process.workers import is_worker, set_up_worker, without_working_folder
 
 # Number of batches that workers read at a time. Chainer's workers begin a batch only after the
 # one before has been read and copied, so some of them wait.
@@ -45,10 +45,11 @@ def start_forkserver(preload: Sequence[str] = ("__main__", "chainer", "PIL.Image
     'forkserver'
     """
     multiprocessing.set_start_method("forkserver", force=True)
-    multiprocessing.set_forkserver_preload(list(preload))
+    multiprocessing.set_forkserver_preload([*preload, without_working_folder.__module__])
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_RANKS)  # workers inherit it
     try:
-        forkserver.ensure_running()
+        with without_working_folder():
+            forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

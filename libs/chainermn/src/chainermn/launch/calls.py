@@ -17,6 +17,7 @@ from chainermn.launch.pickles import dump_call
 from chainermn.launch.ranks import Ranks
 from chainermn.launch.reachable import check_hosts, needed_files
 from chainermn.process.processes import launchers_of, numbers_in
+from chainermn.process.streams import prepare_streams
 
 _PACKAGE = Path(__file__).parents[1]
 # Ranks import this library from the same folder as the caller.
@@ -99,6 +100,7 @@ def run(
     if ranks < 1:
         raise ValueError(f"run: ranks must be at least 1, got {ranks}")
     places = None if hosts is None else fill_hosts(_parsed(hosts), ranks)
+    prepare_streams()
     _refuse_on_a_rank()
     call = dump_call(function, args)
     if places is not None:

@@ -97,7 +97,7 @@ def mpi4py_library() -> str:
         "from mpi4py import MPI; print(MPI.Get_library_version())"
     )
     try:
-        shown = run_patiently([sys.executable, "-c", code], 60)
+        shown = run_patiently([sys.executable, "-P", "-c", code], 60)
     except subprocess.TimeoutExpired as error:
         raise _cannot_load_mpi(str(error)) from None
     if shown.returncode:

@@ -9,10 +9,26 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 from chainermn.process.memory import keep_freed_memory
 
 _PR_SET_PDEATHSIG = 1
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "set by chainermn"
+
+
+@contextlib.contextmanager
+def without_working_folder() -> Iterator[None]:
+    """Keep servers of `multiprocessing` that start meanwhile from importing the user's files.
+
+    They run ``python -c``, which finds a ``socket.py`` in the working folder before Python's own.
+    """
+    is_ours = os.environ.setdefault(_SAFE_PATH, _OURS) == _OURS
+    try:
+        yield
+    finally:
+        if is_ours:
+            del os.environ[_SAFE_PATH]
 
 
 def is_worker() -> bool:
@@ -40,3 +56,8 @@ def _exit_after_parent() -> None:
         time.sleep(0.01)
     parent.join()
     os._exit(1)
+
+
+# In the fork server, which imports this module: programs that workers start search as usual.
+if os.environ.get(_SAFE_PATH) == _OURS:
+    del os.environ[_SAFE_PATH]

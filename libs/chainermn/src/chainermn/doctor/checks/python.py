@@ -15,8 +15,12 @@ from chainermn.process.patience import run_patiently
 
 _WITHOUT_ONEDNN = shlex.join([sys.executable, "-m", "pip", "uninstall", "onednn-cpu-gomp"])
 _OURS = Path(__file__).resolve().parents[2]
-# Finds chainermn without importing it, since an import may fail or do anything.
-_FIND = "import importlib.util; print(importlib.util.find_spec('chainermn').origin)"
+# Finds chainermn without importing it, since an import may fail or do anything. The first search
+# loads what searching needs, before the folder could replace it.
+_FIND = (
+    "import importlib.util, sys; find = importlib.util.find_spec; find('chainermn'); "
+    "sys.path.insert(0, sys.argv[1]); print(find('chainermn').origin)"
+)
 
 
 @check("Python", "chainer-compat")
@@ -62,8 +66,8 @@ def chainer_computes(setup: Setup) -> Finding:
 @check("Python", "chainermn is this one", needs=["chainer-compat"])
 def chainermn_is_this_one(setup: Setup) -> Finding:
     """Check that neither Chainer's old copy nor a folder hides this ``chainermn``."""
-    beside = setup.script.parent if setup.script and setup.script.is_file() else None
-    shown = run_patiently([sys.executable, "-c", _FIND], setup.limit, cwd=beside)
+    beside = setup.script.parent if setup.script and setup.script.is_file() else Path()
+    shown = run_patiently([sys.executable, "-P", "-c", _FIND, beside.absolute()], setup.limit)
     lines = (shown.stdout if shown.returncode == 0 else shown.stderr).strip().splitlines()
     found = Path(lines[-1] if lines else f"exit code {shown.returncode}")
     if found.resolve().parent == _OURS:

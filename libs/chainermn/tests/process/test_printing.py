@@ -11,7 +11,7 @@ import pytest
 
 import chainermn
 from chainermn.__main__ import main
-from chainermn.printing import escape_unprintable
+from chainermn.process.streams import prepare_streams
 
 TEXT = "Bär → \udce4 ✓"
 ESCAPED = rb"B\xe4r \u2192 \udce4 \u2713" + b"\n"
@@ -37,7 +37,7 @@ def test_characters(
 ) -> None:
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding, errors))
-    escape_unprintable()
+    prepare_streams()
     print(TEXT, end="", flush=True)
     assert shown.getvalue() == expected
 
@@ -48,7 +48,7 @@ def test_characters(
 def test_other_streams_stay_as_they_are(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", stream)
     before = getattr(stream, "errors", None)
-    escape_unprintable()
+    prepare_streams()
     assert getattr(stream, "errors", None) == before
 
 
