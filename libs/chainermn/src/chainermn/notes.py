@@ -14,7 +14,8 @@ _PREFIX = "chainermn: note: "
 @functools.cache
 def note_once(text: str) -> None:
     """Print a note of one line, unless this process has printed it before."""
-    print(f"{_PREFIX}{text}", file=sys.stderr, flush=True)
+    # In one piece, so that notes of other ranks do not mix in.
+    print(f"{_PREFIX}{text}\n", end="", file=sys.stderr, flush=True)
 
 
 def without_notes(output: str) -> str:

@@ -201,6 +201,20 @@ def test_rank_that_ends_too_early(how: str, message: str) -> None:
         run(exit_on_rank_1, how, ranks=2)
 
 
+def fork_and_add(x: int) -> tuple[int, int]:
+    child = os.fork()
+    if not child:
+        sys.exit(3)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return world().allreduce(x), code
+
+
+@pytest.mark.each_mpi
+@pytest.mark.nightly
+def test_child_that_the_function_forks() -> None:
+    assert run(fork_and_add, 4, ranks=2) == [(8, 3)] * 2
+
+
 def end_after_rank_1(link: Path) -> None:
     """On rank 0, end as soon as the link to rank 1 closes; there, let that be long before the end.
 

@@ -159,8 +159,17 @@ def stop_watching() -> None:
 
 
 def at_end(function: Callable[[], None]) -> None:
-    """Call a function at the end of this process, once all ranks have reached their ends."""
-    atexit.register(function)
+    """Call a function at the end of this process, once all ranks have reached their ends.
+
+    A forked child does not call it.
+    """
+    pid = os.getpid()
+
+    def call() -> None:
+        if os.getpid() == pid:
+            function()
+
+    atexit.register(call)
     atexit.unregister(leave)
     atexit.register(leave)  # registered last, so it is called first
 

@@ -39,7 +39,10 @@ def main() -> None:
     search_path.apply()
     watcher = threading.Thread(target=_end_with, args=(caller, os.environ[JOB]), daemon=True)
     watcher.start()
+    pid = os.getpid()
     outcome = _outcome(rank, call)
+    if os.getpid() != pid:  # in a child that the function has forked
+        return
     caller.send(outcome)
     if isinstance(outcome, Failure):
         watcher.join()
@@ -82,6 +85,7 @@ def _end_with(caller: Connection, job: str) -> None:
 
 def _outcome(rank: int, call: bytes) -> bytes | Failure:
     """Return the pickled result of a call, or a description of its failure."""
+    pid = os.getpid()
     try:
         try:
             function, arguments = pickle.loads(call)  # noqa: S301  # sent by our caller
@@ -99,8 +103,10 @@ def _outcome(rank: int, call: bytes) -> bytes | Failure:
                 f"the result of rank {rank} cannot be pickled, so it cannot be sent back: "
                 f"{error}. Return numbers, arrays or strings instead of {type(result).__name__}"
             ) from None
-    except SystemExit as error:
-        exited = RuntimeError(f"rank {rank} called sys.exit({error.code!r}) inside the function")
-        return Failure.of(exited.with_traceback(error.__traceback__), hidden_frames=1)
     except BaseException as error:
+        if os.getpid() != pid:
+            raise
+        if isinstance(error, SystemExit):
+            what = f"rank {rank} called sys.exit({error.code!r}) inside the function"
+            error = RuntimeError(what).with_traceback(error.__traceback__)
         return Failure.of(error, hidden_frames=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib
 import os
 import sys
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
+from chainermn.notes import note_once
 from chainermn.process.cores import cores_of_job
 from chainermn.process.garbage import no_garbage_collection
 from chainermn.process.processes import numbers_in
@@ -57,14 +60,13 @@ def load_mpi() -> ModuleType:
     and for how ranks wait if there are more of them than cores. Variables that are already set
     stay as they are. This has no effect if the script has already initialized MPI.
 
+    A child that this process forks leaves MPI alone when it ends.
+
     Raises a RuntimeError if no MPI library can be loaded, if ``mpiexec`` belongs to a different
     MPI, or if ``srun`` does not know which one: each process would then be a separate job.
     """
     try:
-        if "mpi4py.MPI" not in sys.modules:
-            _prepare()
-            with no_garbage_collection():
-                importlib.import_module("mpi4py.MPI")
+        _load()
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         from chainermn import remedies
@@ -85,6 +87,46 @@ def _prepare() -> None:
         for variable, value in _TAKING_TURNS.items():
             os.environ.setdefault(variable, value)
         wake_up_rarely(numbers.local_size / n_cores)
+
+
+@functools.cache
+def _load() -> None:
+    """Import ``mpi4py.MPI`` if necessary, and keep forked children from finalizing MPI.
+
+    mpi4py calls ``MPI_Finalize`` as any process ends that has loaded it, or whose parent has.
+    """
+    from mpi4py import rc
+
+    if "mpi4py.MPI" in sys.modules:
+        if rc.finalize is not False:
+            os.register_at_fork(after_in_child=lambda: atexit.register(_end_child))
+        return
+    _prepare()
+    is_ours = rc.finalize is None
+    if is_ours:
+        rc.finalize = False
+    with no_garbage_collection():
+        importlib.import_module("mpi4py.MPI")
+    if is_ours and rc.initialize:
+        atexit.register(_finalize, os.getpid())
+
+
+def _finalize(pid: int) -> None:
+    from mpi4py import MPI
+
+    if os.getpid() == pid and not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def _end_child() -> None:
+    """End a forked child before mpi4py finalizes the MPI of its parent."""
+    note_once(
+        f"process {os.getpid()}, which rank {world().rank} has forked, gets exit code 1, as "
+        "sys.exit and the end of the script would also finalize MPI. End it by os._exit, or call "
+        "create_communicator before the first import of mpi4py.MPI"
+    )
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def _check_alone(mpi: ModuleType) -> None:
