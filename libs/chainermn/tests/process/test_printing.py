@@ -43,7 +43,7 @@ def test_characters(
 
 
 @pytest.mark.parametrize(
-    "stream", [io.StringIO(), None, io.TextIOWrapper(io.BytesIO(), "ascii", "replace")]
+    "stream", [io.StringIO(), io.TextIOWrapper(io.BytesIO(), "ascii", "replace")]
 )
 def test_other_streams_stay_as_they_are(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", stream)
