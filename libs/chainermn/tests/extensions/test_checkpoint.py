@@ -68,6 +68,24 @@ def test_compressed_or_not_a_checkpoint_is_loaded(comm: Any, shared_tmp_path: Pa
     assert (resumed.x.array == 7).all()
 
 
+@pytest.mark.mpi(1, 2)
+def test_resumed_run_shuffles_like_one_never_interrupted(comm: Any, shared_tmp_path: Path) -> None:
+    def train(folder: str, iterations: int, seed: int) -> Any:
+        trainer = training.make_trainer(
+            comm, shared_tmp_path, iterations, seed=seed, order="shuffled"
+        )
+        path = shared_tmp_path / folder
+        checkpointer = create_multi_node_checkpointer("x", comm, path=path)
+        checkpointer.maybe_load(trainer)
+        trainer.run()
+        checkpointer(trainer)
+        return training.state_of(trainer)
+
+    whole = train("whole", 11, seed=0)
+    train("part", 4, seed=0)
+    training.assert_same_state(train("part", 11, seed=9), whole)
+
+
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize(("keep", "more"), [(2, 2), (1, 0), (3, 1)])
 def test_garbage_collection(comm: Any, keep: int, more: int, shared_tmp_path: Path) -> None:
