@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
 import os
@@ -115,7 +116,8 @@ def _finalize(pid: int) -> None:
     from mpi4py import MPI
 
     if os.getpid() == pid and not MPI.Is_finalized():
-        MPI.Finalize()
+        with contextlib.suppress(MPI.Exception):  # nobody may have received a message; as mpi4py
+            MPI.Finalize()
 
 
 def _end_child() -> None:
