@@ -43,6 +43,17 @@ def add(rng: Any, x: Any) -> Any:
     return x + rng.random()
 
 
+class OfClass(Noisy):
+    shared = np.random.RandomState(3)
+
+    def __getitem__(self, i: int) -> Any:
+        return i + self.shared.random() + MODULES_OWN.random()
+
+
+def nested(x: Any) -> Any:
+    return sum([x + MODULES_OWN.random() for _ in range(2)])
+
+
 @pytest.fixture(autouse=True)
 def global_ones() -> Iterator[None]:
     before = np.random.get_state(), random.getstate()
@@ -66,13 +77,16 @@ def global_ones() -> Iterator[None]:
             "_transform.1",
         ),
         (TransformDataset([1, 2], Noisy(random.Random(1)).__getitem__), "_transform.self.rng"),
+        (TransformDataset([1, 2], nested), "_transform.MODULES_OWN"),
+        (OfClass(random.SystemRandom()), "__getitem__.MODULES_OWN shared"),
     ],
 )
 def test_data_draw_again_what_they_drew(data: Any, place: str) -> None:
-    assert generators.generators_of(data) == [place]
+    places = place.split()
+    assert generators.generators_of(data) == places
     data[0], random.gauss(0, 1), np.random.randn()
     saved = generators.states({"main": data})
-    assert list(saved) == ["numpy", "python", f"main.{place}"]
+    assert list(saved) == ["numpy", "python", *(f"main.{place}" for place in places)]
     expected = [data[1], np.random.randn(), random.gauss(0, 1), random.random()]
     data[0], random.random(), np.random.rand(3)
     generators.restore({"main": data}, saved)

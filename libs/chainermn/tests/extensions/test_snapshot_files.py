@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from chainer.training import extensions
 
 import chainermn
 from chainermn.extensions import multi_node_snapshot
+from chainermn.extensions.folder_lock import FolderLock
 from libs.chainermn.tests.extensions import training
 
 Capture = pytest.CaptureFixture[str]
@@ -138,7 +140,7 @@ def test_file_of_an_error_is_said(comm: Any, shared_tmp_path: Path, capfd: Captu
     again, shared = make(comm, shared_tmp_path, 4)
     capfd.readouterr()
     assert shared.resume(again)
-    said = "written after an error, and holds only what rank 0" in capfd.readouterr().err
+    said = "holds what ranks [0] had of their own" in capfd.readouterr().err
     assert said == (comm.rank == 0 and comm.size > 1)
 
 
@@ -220,3 +222,68 @@ def test_writer_that_starts_processes_on_one_rank_raises_on_all(comm: Any, inste
     snapshot = extensions.snapshot(writer=getattr(extensions.snapshot_writers, name)())
     with pytest.raises(ValueError, match=rf"is a Process.*; use {instead} instead"):
         multi_node_snapshot(comm, snapshot, [])
+
+
+@pytest.mark.mpi(1, 2)
+def test_path_comes_before_autoload(comm: Any, shared_tmp_path: Path) -> None:
+    run(comm, shared_tmp_path, 4, {})
+    trainer, shared = make(comm, shared_tmp_path, 3, {}, autoload=True)
+    assert shared.resume(trainer, shared_tmp_path / "snapshot_iter_2.0")
+    trainer.run()
+    assert trainer.updater.iteration == 3
+
+
+@pytest.mark.mpi(1, 2)
+def test_copy_of_a_file_is_not_deleted(comm: Any, shared_tmp_path: Path) -> None:
+    run(comm, shared_tmp_path, 3, {}, n_retains=2)
+    if comm.rank == 0:
+        shutil.copy(shared_tmp_path / "snapshot_iter_2.0", shared_tmp_path / "snapshot_iter_0.0")
+    comm.allgather_obj(None)
+    run(comm, shared_tmp_path, 6, {}, n_retains=2)
+    assert names(shared_tmp_path) == [f"snapshot_iter_{n}.0" for n in (0, 5, 6)]
+
+
+@pytest.mark.mpi(1, 2)
+def test_two_snapshots_with_settings_of_their_own(comm: Any, shared_tmp_path: Path) -> None:
+    def make_both() -> tuple[Any, Any]:
+        trainer = training.make_trainer(comm, shared_tmp_path, 2)
+        both = [
+            multi_node_snapshot(comm, extensions.snapshot(filename=name), [], settings={name: 1})
+            for name in ("a{.updater.iteration}", "b{.updater.iteration}")
+        ]
+        for name, shared in zip("ab", both, strict=True):
+            trainer.extend(shared, name, trigger=(1, "iteration"))
+        return trainer, both
+
+    trainer, _ = make_both()
+    trainer.run()
+    comm.allgather_obj(None)
+    for index in range(2):
+        trainer, both = make_both()
+        assert both[index].resume(trainer)
+        assert trainer.updater.iteration == 2
+
+
+@pytest.mark.mpi(2)
+def test_writing_that_fails_raises_on_all_and_unlocks(comm: Any, shared_tmp_path: Path) -> None:
+    def fail(path: str, arrays: Any) -> None:
+        raise OSError("the disk is full")
+
+    trainer = training.make_trainer(comm, shared_tmp_path, 2)
+    writer = extensions.snapshot_writers.ThreadWriter(savefun=fail)
+    model = training.optimizer_of(trainer).target
+    snapshot = extensions.snapshot_object(model, "model", writer=writer)
+    shared = multi_node_snapshot(comm, snapshot, [])
+    shared.initialize(trainer)
+    shared(trainer)
+    with pytest.raises((OSError, RuntimeError), match="the disk is full"):
+        shared.wait()
+    shared(trainer)
+    if comm.rank == 0:
+        with pytest.raises(OSError, match="the disk is full"):
+            shared.finalize()
+    else:
+        shared.finalize()
+    lock = FolderLock(comm, "model")
+    lock.acquire(shared_tmp_path, seconds=0)
+    lock.release()

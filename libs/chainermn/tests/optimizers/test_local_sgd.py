@@ -307,7 +307,7 @@ def test_a_resumed_run_equals_an_unbroken_one(
 
 
 @pytest.mark.mpi(1, 2)
-@pytest.mark.parametrize("states", ["average", "reset"])
+@pytest.mark.parametrize("states", ["keep", "average", "reset"])
 def test_a_snapshot_for_all(comm: CommunicatorBase, states: Any, shared_tmp_path: Path) -> None:
     make = functools.partial(trainer_of, comm, local=LocalSGD(period=4, states=states))
     unbroken, resumed = resume(make, "snapshot", comm, shared_tmp_path)

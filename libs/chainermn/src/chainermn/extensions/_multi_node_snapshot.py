@@ -21,13 +21,14 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.extensions.exactness import not_restored
 from chainermn.extensions.folder_lock import FolderLock
 from chainermn.extensions.rank_states import Arrays, differences, own_state
-from chainermn.extensions.snapshot_contents import RankStates, label_of, load, save
+from chainermn.extensions.snapshot_contents import Record, label_of, load, save
 from chainermn.extensions.snapshot_files import SnapshotFiles
 from chainermn.notes import note_once
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers.settling import optimizers_of, settle
 
 _WHERE = "multi_node_snapshot"
+_MOST_NAMES = 100  # of files that a snapshot remembers, unless more are retained
 
 
 def multi_node_snapshot(
@@ -181,10 +182,10 @@ class MultiNodeSnapshot(Extension):
         self.comm = comm
         self.snapshot = snapshot
         self._label = label
-        self._lock = FolderLock(comm, "snapshots")
-        self._states: RankStates | None = None
-        self._run = int.from_bytes(os.urandom(7))
+        self._record: Record | None = None  # while a snapshot is taken
+        self._states: list[dict[str, Any]] = []
         self._written: list[str] = []
+        self._has_loaded = False
         self.replica_set = next(ranks for ranks in replica_sets if comm.rank in ranks)
         self.master = min(self.replica_set)
         # Another set may write at another time.
@@ -192,6 +193,8 @@ class MultiNodeSnapshot(Extension):
         self._set = comm if self._is_alone else comm.split(self.master, comm.rank)
         plain = snapshot.filename
         self._files = SnapshotFiles(comm, plain, self.is_master, label)
+        stem = "" if callable(plain) else plain.partition("{")[0].replace("/", "_")
+        self._lock = FolderLock(comm, stem or "snapshot")
         if callable(plain):
             snapshot.filename = lambda trainer: f"{plain(trainer)}.{comm.rank}"
         else:
@@ -218,21 +221,21 @@ class MultiNodeSnapshot(Extension):
         self.snapshot.autoload, self.snapshot.n_retains = settings
         folder = Path(trainer.out)
         self._lock.acquire(folder)
-        if self.snapshot.autoload and (name := self._files.newest(folder)) is not None:
+        is_due = self.snapshot.autoload and not self._has_loaded
+        if is_due and (name := self._files.newest(folder)) is not None:
             self._load(folder / f"{name}.{self.master}", trainer)
         if self.is_master and self.snapshot.n_retains > 0:
             self._delete_old_files(folder)
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception, tb: Any) -> None:
         """Write a snapshot, if ``snapshot_on_error`` is on."""
-        if not self.is_master:
-            return
-        with contextlib.suppress(Exception):  # the error itself is more important
-            self._keep(trainer, [own_state(trainer)], [])  # the other ranks may be gone
-        try:
-            self.snapshot.on_error(trainer, exc, tb)
-        finally:
-            self._states = None
+        if self.is_master:
+            with contextlib.suppress(Exception):  # the error itself is more important
+                self._keep(trainer, [own_state(trainer)], [])  # other ranks may be gone
+            try:
+                self.snapshot.on_error(trainer, exc, tb)
+            finally:
+                self._record = None
 
     @spans.spanned("checkpoint")
     def __call__(self, trainer: chainer.training.Trainer) -> None:
@@ -242,12 +245,9 @@ class MultiNodeSnapshot(Extension):
         try:  # the master saves the state of each rank of the set
             self._gather(trainer, optimizers)
             if self.is_master:
-                name = self.snapshot.filename
-                name = name(trainer) if callable(name) else name.format(trainer)
-                self._written = [*(old for old in self._written if old != name), name]
                 self.snapshot(trainer)
         finally:
-            self._states = None
+            self._record = None
             for optimizer in optimizers:
                 optimizer.pending_elsewhere = {}
 
@@ -305,13 +305,23 @@ class MultiNodeSnapshot(Extension):
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Save settings and what each rank has of its own; loading does not need the extension."""
-        if isinstance(serializer, chainer.Serializer):
-            save(serializer, self._label, self._run, self._states)
+        # Another extension may be saving the trainer.
+        if isinstance(serializer, chainer.Serializer) and self._record is not None:
+            save(serializer, self._label, self._record, self._states)
+
+    def wait(self) -> None:
+        """Wait until the snapshots are written. Collective in the set.
+
+        Raises on every rank of the set if one could not be written.
+        """
+        run_together(self._set, _WHERE, self.snapshot.finalize)
 
     def finalize(self) -> None:
         """Wait for the snapshot's writer, and let other jobs use the folder."""
-        self.snapshot.finalize()  # on each rank, because a writer may have started a thread there
-        self._lock.release()
+        try:
+            self.snapshot.finalize()
+        finally:
+            self._lock.release()
 
     def _target(self, trainer: chainer.training.Trainer) -> Any:
         return trainer if self.snapshot._target is None else self.snapshot._target
@@ -333,6 +343,9 @@ class MultiNodeSnapshot(Extension):
         pending, states, faults = zip(*everywhere, strict=True)
         for index, optimizer in enumerate(optimizers):
             optimizer.pending_elsewhere = dict(of_rank[index] for of_rank in pending[1:])
+        name = self.snapshot.filename
+        name = name(trainer) if callable(name) else name.format(trainer)
+        self._written = [*(old for old in self._written if old != name), name]
         texts = sorted({text for of_rank in faults for text in of_rank})
         self._keep(trainer, states, texts)
         self._tell_what_differs(texts)
@@ -340,13 +353,15 @@ class MultiNodeSnapshot(Extension):
     def _keep(
         self, trainer: chainer.training.Trainer, states: Sequence[Arrays], texts: Sequence[str]
     ) -> None:
-        """Keep the states of the first ranks of the set until the master has written them."""
+        """Keep what is saved beside the trainer, with the states of the set's first ranks."""
         if self._target(trainer) is trainer:
-            by_rank = dict(zip(sorted(self.replica_set), differences(states), strict=False))
-            self._states = RankStates(self.comm.size, by_rank, texts)
+            ranks = sorted(self.replica_set)[: len(states)]
+            written = self._written[-max(self.snapshot.n_retains, _MOST_NAMES) :]
+            self._record = Record(self.comm.size, ranks, written, texts)
+            self._states = differences(states)
 
     def _tell_what_differs(self, texts: Sequence[str]) -> None:
-        if texts and self._label is not None and self.comm.rank == 0:
+        if texts and self._label is not None and self.is_master:
             note_once(f"a resumed run will not repeat every bit: {'; '.join(texts)}")
 
     def _delete_old_files(self, folder: Path) -> None:
@@ -369,23 +384,24 @@ class MultiNodeSnapshot(Extension):
         contents = self._set.bcast_obj(run_together(self.comm, _WHERE, read))
         rank, size = self.comm.rank, self.comm.size
         target = self._target(trainer)
-        loaded = run_together(self.comm, _WHERE, lambda: load(path, contents, target, rank, size))
-        if loaded.about.run is not None:
-            self._run = loaded.about.run
-        if self.is_master and self.snapshot.n_retains > 0 and not callable(self.snapshot.filename):
-            self._written = self._files.of_run(Path(trainer.out), self._run)
-        if rank == 0 and loaded.size not in (0, size):
+        record = run_together(self.comm, _WHERE, lambda: load(path, contents, target, rank, size))
+        self._has_loaded = True
+        self._written = [name for name in record.written if name == Path(name).name]
+        if path.parent == Path(trainer.out) and path.name not in self._written:
+            self._written.append(path.name)
+        if rank == 0 and record.size not in (0, size):
             note_once(
-                f"{path} was written by {loaded.size} ranks: {size} ranks divide the rest of the "
+                f"{path} was written by {record.size} ranks: {size} ranks divide the rest of the "
                 "epoch again, all start with the persistent values of the rank that wrote it, "
-                "and their random generators with the seeds of this run"
+                "and their random numbers differ from those of an uninterrupted run"
             )
-        elif rank == 0 and loaded.size and len(loaded.ranks) < len(self.replica_set):
+        elif rank == 0 and record.size and not self.replica_set <= {*record.ranks}:
             note_once(
-                f"{path} was written after an error, and holds only what rank {self.master} had "
-                "of its own: the others start with its order and persistent values"
+                f"{path} holds what ranks {record.ranks} had of their own, perhaps because it was "
+                "written after an error: other ranks start with the order and the persistent "
+                "values of the rank that wrote it"
             )
-        self._tell_what_differs(loaded.not_restored)
+        self._tell_what_differs(record.not_restored)
 
 
 def _end_if_finished(trainer: chainer.training.Trainer) -> str:

@@ -8,10 +8,14 @@ import chainer
 from chainer.iterators import ShuffleOrderSampler
 
 from chainermn.extensions import generators
-from chainermn.extensions.rank_states import draws_elsewhere, iterators_of, models_of
+from chainermn.extensions.rank_states import (
+    draws_elsewhere,
+    inner_iterator,
+    iterators_of,
+    optimizers_of,
+)
 from chainermn.extensions.step_seed import StepSeed
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
-from chainermn.optimizers.settling import optimizers_of
 from chainermn.resuming import unseeded_calls
 
 
@@ -19,16 +23,17 @@ def not_restored(trainer: chainer.training.Trainer) -> list[str]:
     """Return what a resumed run of this rank will not repeat, with remedies; often nothing."""
     found = []
     for name, iterator in iterators_of(trainer).items():
+        iterator = inner_iterator(iterator)
         found += [f"iterator {name!r}: {fault}" for fault in _faults_of(iterator)]
     if unseeded_calls:
         calls = ", ".join(sorted(unseeded_calls))
         found.append(f"{calls} had no seed, so each run divides the data differently: pass seed=")
     if not generators.is_seeded():
         found.append("NumPy's generator was not seeded: call np.random.seed at the start")
-    if any(isinstance(each, DoubleBufferingOptimizer) for each in optimizers_of(trainer)):
+    if any(isinstance(each, DoubleBufferingOptimizer) for each in optimizers_of(trainer).values()):
         found.append("double_buffering drops the gradients in flight: one step is left out")
-    models = models_of(trainer).values()
-    on_gpu = any(model.device.xp is chainer.backends.cuda.cupy for model in models)
+    targets = (optimizer.target for optimizer in optimizers_of(trainer).values())
+    on_gpu = any(target.device.xp is chainer.backends.cuda.cupy for target in targets)
     if on_gpu and not _has_step_seed(trainer):
         found.append("the state of CuPy's generators cannot be read: use StepSeed for dropout")
     return found

@@ -7,7 +7,7 @@ import inspect
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 Generator: TypeAlias = np.random.RandomState | np.random.Generator | random.Random
 State: TypeAlias = NDArray[np.uint8]
 
+_OPAQUE = (type, ModuleType)
+_LIBRARIES = {"builtins", "chainer", "chainermn", "collections", "cupy", "numpy", "threading"}
 _DEEPEST = 8  # attributes of attributes, in which generators are found
 _MOST = 32  # longer lists are data
 
@@ -52,21 +54,21 @@ def generators_of(owner: object) -> list[str]:
     Attributes, functions with the names that they refer to, and what these have in turn are
     looked through, but not data.
     """
-    return [place for place, _ in _walk(owner, "", set(), 0)]
+    return [place for place, _ in _walk(owner)]
 
 
 def is_seeded() -> bool:
-    """Tell whether NumPy's global generator was seeded, or its state was set."""
+    """Tell whether NumPy's global generator was seeded."""
     # Seeding it with a number forgets the entropy from the system.
     # NumPy's types leave this function out.
     return np.random.get_bit_generator().seed_seq is None  # type: ignore[attr-defined]
 
 
 def _found(owners: Mapping[str, object]) -> dict[str, Any]:
-    """Return generators by place; a tuple stands for the functions of Python's global one."""
+    """Return generators by place; modules have the functions of the global ones."""
     found: dict[str, Any] = {"numpy": np.random, "python": random}
     for name, owner in owners.items():
-        found |= {f"{name}.{place}": one for place, one in _walk(owner, "", set(), 0)}
+        found |= {f"{name}.{place}": one for place, one in _walk(owner)}
     return found
 
 
@@ -92,11 +94,18 @@ def _plain(value: Any) -> Any:
     return value.tolist()  # arrays and numbers of NumPy
 
 
-def _walk(value: Any, place: str, seen: set[int], depth: int) -> Iterator[tuple[str, Generator]]:
-    if id(value) in seen or depth > _DEEPEST or isinstance(value, (type, ModuleType)):
+def _walk(
+    value: Any, place: str = "", seen: set[int] | None = None, depth: int = 0
+) -> Iterator[tuple[str, Generator]]:
+    if seen is None:
+        # Samplers refer to the global one.
+        seen = {id(np.random.rand.__self__)}  # type: ignore[attr-defined]
+    is_generator = isinstance(value, (np.random.RandomState, np.random.Generator, random.Random))
+    # The numbers of a SystemRandom cannot be repeated.
+    if id(value) in seen or depth > _DEEPEST or isinstance(value, (*_OPAQUE, random.SystemRandom)):
         return
     seen.add(id(value))
-    if isinstance(value, (np.random.RandomState, np.random.Generator, random.Random)):
+    if is_generator:
         yield place or "itself", value
         return
     for name, inner in _inside(value):
@@ -105,19 +114,24 @@ def _walk(value: Any, place: str, seen: set[int], depth: int) -> Iterator[tuple[
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, FunctionType):
-        try:
-            names = inspect.getclosurevars(value)
-        except ValueError:  # a variable is not set yet
-            return []
-        return [*names.nonlocals.items(), *names.globals.items()]
+        names = value.__globals__
+        used = {name: names[name] for name in _names_in(value.__code__) if name in names}
+        return [*inspect.getclosurevars(value).nonlocals.items(), *sorted(used.items())]
     if isinstance(value, MethodType):
         return [("self", value.__self__), ("function", value.__func__)]
     if isinstance(value, functools.partial):
         return _inside([value.func, *value.args, *value.keywords.values()])
     if isinstance(value, (list, tuple)):
-        return (
-            [(str(index), one) for index, one in enumerate(value)] if len(value) <= _MOST else []
-        )
+        value = dict(enumerate(value)) if len(value) <= _MOST else {}
     if isinstance(value, dict):
         return [(str(key), one) for key, one in value.items()] if len(value) <= _MOST else []
-    return list(getattr(value, "__dict__", {}).items())
+    attributes = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:  # what the user's classes have, and what their methods use
+        if kind.__module__.partition(".")[0] not in _LIBRARIES:
+            attributes = {**vars(kind), **attributes}
+    return list(attributes.items())
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = (_names_in(one) for one in code.co_consts if isinstance(one, CodeType))
+    return set(code.co_names).union(*inner)

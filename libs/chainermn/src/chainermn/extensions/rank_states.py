@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from chainermn.extensions import generators
 from chainermn.gradients.persistents import persistents_of
+from chainermn.optimizers.local_sgd import LocalSGDOptimizer
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -23,10 +24,14 @@ def iterators_of(trainer: chainer.training.Trainer) -> dict[str, Any]:
     return dict(getattr(trainer.updater, "_iterators", {}))  # Chainer has no public name for it
 
 
-def models_of(trainer: chainer.training.Trainer) -> dict[str, chainer.Link]:
-    """Return the models of a trainer by the names that its updater gives their optimizers."""
-    optimizers = getattr(trainer.updater, "get_all_optimizers", dict[str, Any])()
-    return {name: optimizer.target for name, optimizer in optimizers.items()}
+def inner_iterator(iterator: Any) -> Any:
+    """Return the iterator that reads: that inside one of the library, or the iterator itself."""
+    return getattr(iterator, "actual_iterator", None) or iterator
+
+
+def optimizers_of(trainer: chainer.training.Trainer) -> dict[str, Any]:
+    """Return the optimizers of a trainer by the names that its updater gives them."""
+    return getattr(trainer.updater, "get_all_optimizers", dict[str, Any])()
 
 
 def own_state(trainer: chainer.training.Trainer) -> dict[str, NDArray[Any]]:
@@ -35,14 +40,17 @@ def own_state(trainer: chainer.training.Trainer) -> dict[str, NDArray[Any]]:
     Returns
     -------
     dict of str to array
-        Positions and orders of iterators and persistent values of models, with the keys that they
-        have in a snapshot of the trainer; states of random generators.
+        Positions and orders of iterators, persistent values of models, and states of optimizers
+        with ``local``, with the keys that they have in a snapshot of the trainer; states of random
+        generators.
     """
     own = DictionarySerializer()
     for name, iterator in iterators_of(trainer).items():
         iterator.serialize(own["updater"][f"iterator:{name}"])
-    for name, model in models_of(trainer).items():
-        for persistent in persistents_of(model):
+    for name, optimizer in optimizers_of(trainer).items():
+        if isinstance(optimizer, LocalSGDOptimizer):  # ranks take steps of their own
+            optimizer.actual_optimizer.serialize(own["updater"][f"optimizer:{name}"])
+        for persistent in persistents_of(optimizer.target):
             if isinstance(persistent.value, (*chainer.get_array_types(), int, float, np.generic)):
                 own(f"updater/model:{name}{persistent.path}", persistent.value)
     # Training goes on while a writer's thread writes.
@@ -58,11 +66,7 @@ def generator_states(trainer: chainer.training.Trainer) -> dict[str, NDArray[Any
 
 def restore_generators(trainer: chainer.training.Trainer, own: Arrays) -> None:
     """Restore the random generators of this rank from what `generator_states` returned."""
-    saved = {
-        key.removeprefix(_GENERATORS): state
-        for key, state in own.items()
-        if key.startswith(_GENERATORS)
-    }
+    saved = {key.removeprefix(_GENERATORS): own[key] for key in own if key.startswith(_GENERATORS)}
     generators.restore(_owners_of(trainer), saved)
 
 
@@ -99,6 +103,7 @@ def _owners_of(trainer: chainer.training.Trainer) -> dict[str, object]:
     """Return what may have random generators: samplers, and data sets that are read in steps."""
     owners: dict[str, object] = {}
     for name, iterator in iterators_of(trainer).items():
+        iterator = inner_iterator(iterator)
         owners[f"{name}.order_sampler"] = getattr(iterator, "order_sampler", None)
         if not draws_elsewhere(iterator):
             owners[f"{name}.dataset"] = getattr(iterator, "dataset", None)

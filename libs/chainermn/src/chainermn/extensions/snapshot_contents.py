@@ -20,28 +20,26 @@ from chainermn.gradients.persistents import persistent_names
 
 _SHOWN = 4  # number of different settings to show, at most
 LABEL = "chainermn_settings"  # the array that holds a snapshot's settings
-_RUN = "chainermn_run"
-_RANKS = "chainermn_of_ranks"
+_RECORD = "chainermn_record"
 _LENGTH = "chainermn_length"
 
 
 class About(NamedTuple):
-    """What a snapshot says about itself."""
+    """What is asked of a snapshot before it is chosen."""
 
     #: The settings of its run, as `label_of` returns them; None if it has none.
     settings: str | None
     iteration: int | None
-    #: A random number of the run that wrote it.
-    run: int | None
 
 
-class RankStates(NamedTuple):
-    """What each rank of a snapshot had of its own; see `rank_states`."""
+class Record(NamedTuple):
+    """What a snapshot says about the run that wrote it."""
 
-    #: Number of ranks of the job.
-    size: int
-    #: For each rank whose state is known, what differs from that of the lowest, which writes.
-    by_rank: Mapping[int, Arrays]
+    #: Number of ranks, 0 if it is not known; and those whose own state the snapshot has.
+    size: int = 0
+    ranks: Sequence[int] = ()
+    #: Names of the snapshots that the run had written, and has not deleted, the latest last.
+    written: Sequence[str] = ()
     #: What a resumed run cannot repeat.
     not_restored: Sequence[str] = ()
 
@@ -52,34 +50,28 @@ def label_of(settings: Mapping[str, Any] | None) -> str | None:
 
 
 def save(
-    serializer: chainer.Serializer, label: str | None, run: int, states: RankStates | None
+    serializer: chainer.Serializer, label: str | None, record: Record, states: Sequence[Arrays]
 ) -> None:
-    """Save the label, the run and the states of ranks next to each other."""
+    """Save settings, a record, and the state of each rank in it; see `rank_states`."""
     if label is not None:
         serializer(LABEL, np.array(label))
-    serializer(_RUN, np.int64(run))
-    if states is not None:
-        inner = serializer[_RANKS]
-        inner("size", np.int64(states.size))
-        inner("not_restored", np.array(states.not_restored, str))
-        inner("ranks", np.array(sorted(states.by_rank)))
-        for rank, own in states.by_rank.items():
-            for key, array in own.items():
-                inner(f"{rank}/{key}", array)
+    inner = serializer[_RECORD]
+    inner("size", np.int64(record.size))
+    inner("ranks", np.array(record.ranks, np.int64))
+    inner("written", np.array(record.written, str))
+    inner("not_restored", np.array(record.not_restored, str))
+    for rank, own in zip(record.ranks, states, strict=True):
+        for key, array in own.items():
+            inner(f"{rank}/{key}", array)
 
 
 def about(saved: NpzArrays) -> About:
     """Return what an open snapshot says about itself; raise OSError if it makes no sense."""
-
-    def find(name: str, kind: Callable[[Any], Any]) -> Any:
-        key = next((key for key in saved if f"/{key}".endswith(f"/{name}")), None)
-        return None if key is None else _single(saved, key, kind)
-
+    label = next((key for key in saved if f"/{key}".endswith(f"/{LABEL}")), None)
     iteration = "updater/iteration"
     return About(
-        settings=find(LABEL, str),
+        settings=None if label is None else _single(saved, label, str),
         iteration=_single(saved, iteration, int) if iteration in saved else None,
-        run=find(_RUN, int),
     )
 
 
@@ -87,22 +79,12 @@ def _single(saved: NpzArrays, key: str, kind: Callable[[Any], Any]) -> Any:
     header = saved.header(key)
     if header.dtype.hasobject:
         saved[key]  # refuses a file that could run code
-    if header.shape != () or header.dtype.kind != ("U" if kind is str else "i"):
+    if header.shape != () or header.dtype.kind not in ("U" if kind is str else "iu"):
         raise DamagedFileError(f"{key!r} is not a single {kind.__name__}: {header.dtype}")
     return kind(saved[key])
 
 
-class Loaded(NamedTuple):
-    """What a snapshot that was loaded says."""
-
-    about: About
-    #: Number of ranks of the job that wrote it, and those whose states it has.
-    size: int = 0
-    ranks: Sequence[int] = ()
-    not_restored: Sequence[str] = ()
-
-
-def load(path: Path, contents: bytes, target: Any, rank: int = 0, size: int = 0) -> Loaded:
+def load(path: Path, contents: bytes, target: Any, rank: int = 0, size: int = 0) -> Record:
     """Load the contents of a file into a trainer, or into another object that can be loaded.
 
     Parameters
@@ -119,8 +101,8 @@ def load(path: Path, contents: bytes, target: Any, rank: int = 0, size: int = 0)
 
     Returns
     -------
-    Loaded
-        What the file says.
+    Record
+        What the file says about the run that wrote it.
 
     Raises
     ------
@@ -129,13 +111,13 @@ def load(path: Path, contents: bytes, target: Any, rank: int = 0, size: int = 0)
     """
     try:
         with open_npz(io.BytesIO(contents), str(path)) as saved:
-            loaded, own = _state_of(saved, rank, size)
+            record, own = _state_of(saved, rank, size)
             saved.replace(own)
-            saved.replace(_fit_iterators(saved, target))
+            saved.replace(_fit_iterators(saved, target, is_own=bool(own)))
             chainer.serializers.NpzDeserializer(saved).load(target)
             if own:  # last, because loading may draw
                 restore_generators(target, own)
-            return loaded
+            return record
     except OSError:  # its message tells what is wrong with the file
         raise
     except Exception as error:  # every object that is loaded may raise other types
@@ -145,20 +127,21 @@ def load(path: Path, contents: bytes, target: Any, rank: int = 0, size: int = 0)
         ) from error
 
 
-def _state_of(saved: NpzArrays, rank: int, size: int) -> tuple[Loaded, dict[str, Any]]:
-    """Return what an open snapshot says, and what it has for a rank, if it fits."""
-    last = f"{_RANKS}/ranks"
-    prefix = next((key.removesuffix("ranks") for key in saved if key.endswith(last)), None)
+def _state_of(saved: NpzArrays, rank: int, size: int) -> tuple[Record, dict[str, Any]]:
+    """Return the record of an open snapshot, and what it has for a rank, if it fits."""
+    last = f"{_RECORD}/size"
+    prefix = next((key.removesuffix("size") for key in saved if key.endswith(last)), None)
     if prefix is None:
-        return Loaded(about(saved)), {}
-    ranks = saved[f"{prefix}ranks"].tolist()
-    texts = [str(text) for text in saved[f"{prefix}not_restored"]]
-    loaded = Loaded(about(saved), int(saved[f"{prefix}size"]), ranks, texts)
+        return Record(), {}
+    record = Record(
+        int(saved[f"{prefix}size"]),
+        *(saved[f"{prefix}{name}"].tolist() for name in ("ranks", "written", "not_restored")),
+    )
     own: dict[str, Any] = {}
-    if loaded.size == size and rank in ranks:
-        for place in (f"{prefix}{ranks[0]}/", f"{prefix}{rank}/"):
+    if record.size == size and rank in record.ranks:
+        for place in (f"{prefix}{record.ranks[0]}/", f"{prefix}{rank}/"):
             own |= {key[len(place) :]: saved[key] for key in saved if key.startswith(place)}
-    return loaded, own
+    return record, own
 
 
 def difference(path: Path, label: str | None) -> str:
@@ -243,8 +226,11 @@ def _iterators(keys: Iterable[str], target: Any) -> Iterator[tuple[str, Any]]:
             yield found[1], target.updater.get_iterator(found[2])
 
 
-def _fit_iterators(saved: Mapping[str, Any], trainer: Any) -> dict[str, Any]:
-    """Return replacements for orders and positions in ``saved`` that do not fit this rank."""
+def _fit_iterators(saved: Mapping[str, Any], trainer: Any, is_own: bool) -> dict[str, Any]:
+    """Return replacements for orders and positions in ``saved`` that do not fit this rank.
+
+    Those of another rank have as many examples, but not always the same ones.
+    """
     fitted: dict[str, Any] = {}
     for prefix, iterator in _iterators(saved, trainer):
         now = chainer.serializers.DictionarySerializer()
@@ -259,7 +245,7 @@ def _fit_iterators(saved: Mapping[str, Any], trainer: Any) -> dict[str, Any]:
         if then is None or (order is None and order_then is not None):
             continue
         n = len(iterator.dataset) if order is None else len(order)
-        if n == then and not callable(order_of):
+        if n == then and (is_own or not callable(order_of)):
             continue
         if order is not None:
             fitted[f"{prefix}{key}"] = order

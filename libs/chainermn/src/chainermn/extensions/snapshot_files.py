@@ -65,15 +65,6 @@ class SnapshotFiles:
                 if unfinished.fullmatch(path.name) and path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
 
-    def of_run(self, folder: Path, run: int | None) -> list[str]:
-        """Return the names of this rank's files that a run has written, by iteration."""
-        found = {
-            name: found.about.iteration or 0
-            for name, found in self._find(folder).items()
-            if found.about is not None and run is not None and found.about.run == run
-        }
-        return [f"{name}.{self._comm.rank}" for name in sorted(found, key=lambda n: found[n])]
-
     def newest(self, folder: Path) -> str | None:
         """Return the name, without the rank, of the snapshot to resume from. Collective.
 
@@ -123,36 +114,30 @@ class SnapshotFiles:
         return None
 
     def _in_order(self, by_rank: Mapping[int, Mapping[str, Found]], names: set[str]) -> list[str]:
-        """Return names of snapshots, the best to resume from first, then those to warn about."""
+        """Return names of snapshots, the best to resume from first, after damaged ones."""
         # The times of the first set alone: clocks of other hosts may differ.
         first = by_rank[min(by_rank)]
-        damaged = [n for n in names if any(found[n].about is None for found in by_rank.values())]
-        readable = {
-            name: described
-            for name in names - set(damaged)
-            if (described := first[name].about) is not None
-        }
+        damaged = {name for name in names if any(f[name].about is None for f in by_rank.values())}
 
         def by_time(name: str) -> tuple[float, list[int]]:
             return first[name].time, _numbers(name)
 
         def by_iteration(name: str) -> tuple[bool, int, Any]:
-            here = readable[name]
-            is_ours = self._label in (None, here.settings)
-            return is_ours, here.iteration or 0, by_time(name)
+            settings, iteration = first[name].about or About(None, None)
+            return self._label in (None, settings), iteration or 0, by_time(name)
 
-        latest = sorted(readable, key=by_time, reverse=True)
-        furthest = sorted(readable, key=by_iteration, reverse=True)
-        if self._label is None and latest and self._comm.rank == 0:
-            iteration, most = (readable[names[0]].iteration for names in (latest, furthest))
-            if (most or 0) > (iteration or 0):
+        rank = by_time if self._label is None else by_iteration
+        ordered = sorted(names - damaged, key=rank, reverse=True)
+        if self._label is None and ordered and self._comm.rank == 0:
+            furthest = max(ordered, key=by_iteration)
+            latest, most = by_iteration(ordered[0])[1], by_iteration(furthest)[1]
+            if latest < most:
                 note_once(
                     f"{_WHERE}: without settings, the snapshot written last is loaded, "
-                    f"{latest[0]} of iteration {iteration}, but {furthest[0]} is of iteration "
-                    f"{most}. If its time is that of a copy, give multi_node_snapshot settings"
+                    f"{ordered[0]} of iteration {latest}, but {furthest} is of iteration {most}. "
+                    "If its time is that of a copy, give multi_node_snapshot settings"
                 )
-        by_age = sorted(damaged, key=by_time, reverse=True)
-        return by_age + (latest if self._label is None else furthest)
+        return sorted(damaged, key=by_time, reverse=True) + ordered
 
     def _find(self, folder: Path) -> dict[str, Found]:
         return dict(self._files(folder))

@@ -16,6 +16,7 @@ from chainer.training.extension import Extension
 from chainermn.agreement import check_equal, run_together
 from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.extensions._multi_node_snapshot import MultiNodeSnapshot
 
 # Ranks ask each other about this often, however long an iteration takes.
 _SECONDS_BETWEEN = 1.0
@@ -164,6 +165,8 @@ class StopOnSignal(Extension):
 
     def _stop(self, trainer: chainer.training.Trainer, rank: int, name: str) -> NoReturn:
         self.checkpoint(trainer)
+        if isinstance(self.checkpoint, MultiNodeSnapshot):
+            self.checkpoint.wait()
         self.comm.allgather_obj(None)  # mpiexec may end the others once a rank has exited
         if self.comm.rank == 0:
             print(
