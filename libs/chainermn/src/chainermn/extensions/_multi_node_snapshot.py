@@ -77,8 +77,8 @@ def multi_node_snapshot(
 
     Each rank gets back what it had of its own: the order of its examples and its position, its
     persistent values, the random generators of NumPy and Python, and those that its data set has.
-    Gradients that ranks still have to send are kept too. Snapshots of ``snapshot_on_error`` have
-    only what the rank that writes had.
+    Gradients that ranks still have to send are kept too, except with ``double_buffering``.
+    Snapshots of ``snapshot_on_error`` have only what the rank that writes had.
 
     You can resume with a different number of ranks if the same ranks write. All ranks then start
     with the persistent values of the rank that wrote. The shuffled order of an iterator fits only
@@ -89,8 +89,8 @@ def multi_node_snapshot(
 
     With ``n_retains``, only files that this run has written are deleted, also before it resumed.
 
-    All ranks wait for the one that writes, unless the snapshot has a ``ThreadWriter``. Writing is
-    much faster without compression:
+    All ranks wait for the one that writes, unless the snapshot has a ``ThreadWriter`` or a
+    ``ThreadQueueWriter``. Writing is much faster without compression:
     ``extensions.snapshot(savefun=functools.partial(save_npz, compression=False))``.
 
     Examples
