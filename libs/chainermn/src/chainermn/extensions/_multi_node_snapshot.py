@@ -235,7 +235,7 @@ class MultiNodeSnapshot(Extension):
             try:
                 self.snapshot.on_error(trainer, exc, tb)
             finally:
-                self._record = None
+                self._record, self._states = None, []
 
     @spans.spanned("checkpoint")
     def __call__(self, trainer: chainer.training.Trainer) -> None:
@@ -247,7 +247,7 @@ class MultiNodeSnapshot(Extension):
             if self.is_master:
                 self.snapshot(trainer)
         finally:
-            self._record = None
+            self._record, self._states = None, []
             for optimizer in optimizers:
                 optimizer.pending_elsewhere = {}
 
@@ -386,9 +386,9 @@ class MultiNodeSnapshot(Extension):
         target = self._target(trainer)
         record = run_together(self.comm, _WHERE, lambda: load(path, contents, target, rank, size))
         self._has_loaded = True
-        self._written = [name for name in record.written if name == Path(name).name]
-        if path.parent == Path(trainer.out) and path.name not in self._written:
-            self._written.append(path.name)
+        if path.parent == Path(trainer.out):
+            before = (name for name in record.written if name == Path(name).name != path.name)
+            self._written = [*before, path.name]
         if rank == 0 and record.size not in (0, size):
             note_once(
                 f"{path} was written by {record.size} ranks: {size} ranks divide the rest of the "
