@@ -14,7 +14,7 @@ from chainer.iterators import (
     ShuffleOrderSampler,
 )
 
-N_BATCHES = 12
+N_BATCHES = 8
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 
 
@@ -85,55 +85,73 @@ def test_snapshots_with_any_start_method(start, monkeypatch):
         test_snapshots_change_nothing_and_resume_exactly(make, 10)
 
 
-def test_a_generator_of_its_own_starts_with_the_first_batch():
+def test_a_generator_of_its_own_starts_where_the_first_order_ends():
     np.random.seed(7)
-    with processes(8) as iterator:
-        np.random.rand(3)  # initial weights
-        taken = take(iterator, 8)
     generator = np.random.RandomState(7)
-    orders = [generator.permutation(8)]
-    generator.rand(3)
-    own = copy.deepcopy(generator)
-    orders += [own.permutation(8) for _ in range(3)]
-    assert [i for batch, _, _ in taken for i in batch] == np.concatenate(orders).tolist()
-    assert [number for _, number, _ in taken] == generator.rand(8).tolist()
-
-
-@pytest.mark.parametrize("sampler", [ShuffleOrderSampler, lambda: None])
-def test_orders_are_those_of_a_serial_iterator_also_after_a_reset(sampler):
-    found = []
-    for make in (serial, processes):
-        np.random.seed(7)
-        with make(8, order_sampler=sampler()) as iterator:
-            orders = [next(iterator) for _ in range(7)]
+    with processes(8) as iterator:
+        for n_batches in (5, 3):
+            orders = [generator.permutation(8)]
+            own = copy.deepcopy(generator)
+            orders += [own.permutation(8) for _ in range(2)]
+            taken = take(iterator, n_batches)
+            read = [example for batch, _, _ in taken for example in batch]
+            assert read == np.concatenate(orders)[: len(read)].tolist()
+            assert [number for _, number, _ in taken] == generator.rand(n_batches).tolist()
             iterator.reset()
-            found.append(orders + [next(iterator) for _ in range(6)])
-    # The iterator with processes has drawn nothing before it is reset.
-    assert found[0] == found[1]
 
 
-def test_orders_of_two_iterators_differ():
+def test_evaluations_that_shuffle_resume_exactly():
+    def evaluate(iterator):
+        iterator.reset()
+        return list(iterator), np.random.rand()
+
+    np.random.seed(7)
+    with processes(8, repeat=False) as iterator, processes(8, repeat=False) as fresh:
+        evaluate(iterator)
+        state = np.random.get_state()
+        expected = evaluate(iterator)
+        np.random.set_state(state)
+        assert evaluate(fresh) == expected
+
+
+def test_two_iterators_have_their_own_orders_and_resume_before_the_first_batch():
     np.random.seed(7)
     with processes(8) as one, processes(8) as other:
+        snapshots = [save(one), save(other)]
         orders = [[next(iterator) for _ in range(6)] for iterator in (one, other)]
-    assert orders[0] != orders[1]
     assert all(a != b for a, b in zip(*orders, strict=True))
+    np.random.seed(8)
+    with processes(8) as one, processes(8) as other:
+        load(one, snapshots[0])
+        load(other, snapshots[1])
+        assert [[next(iterator) for _ in range(6)] for iterator in (one, other)] == orders
 
 
-def test_generator_of_the_users_own():
-    def make(seed):
-        sampler = ShuffleOrderSampler(np.random.RandomState(seed))
-        return processes(8, order_sampler=sampler)
+class OwnSampler(ShuffleOrderSampler):
+    pass
 
+
+@pytest.mark.parametrize(
+    ("sampler", "generator"),
+    [
+        (OwnSampler, np.random.RandomState),
+        (ShuffleOrderSampler, lambda seed: np.random.RandomState(np.random.PCG64(seed))),
+        (ShuffleOrderSampler, np.random.default_rng),
+    ],
+)
+def test_generator_of_the_users_own(sampler, generator):
     before = np.random.get_state()[1:3]
-    with make(7) as iterator, make(8) as fresh:
+    with (
+        processes(8, order_sampler=sampler(generator(7))) as iterator,
+        processes(8, order_sampler=sampler(generator(8))) as fresh,
+    ):
         next(iterator)
         saved = chainer.serializers.npz.serialize(iterator)
         taken = [next(iterator) for _ in range(7)]
         chainer.serializers.NpzDeserializer(saved).load(fresh)
         assert [next(fresh) for _ in range(7)] == taken
-    generator = np.random.RandomState(7)
-    expected = np.concatenate([generator.permutation(8) for _ in range(4)])[4:]
+    drawing = generator(7)
+    expected = np.concatenate([drawing.permutation(8) for _ in range(4)])[4:]
     assert np.concatenate(taken).tolist() == expected.tolist()
     np.testing.assert_equal(np.random.get_state()[1:3], before)
 

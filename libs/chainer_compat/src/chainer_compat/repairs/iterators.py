@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from chainer_compat import surgery
 
 Indices: TypeAlias = NDArray[np.intp]
+Generator: TypeAlias = RandomState | np.random.Generator
 
-_N_KEYS = 624  # of the Mersenne Twister
+_LENGTH = 8192  # of the state of any of NumPy's generators, as JSON
 
 
 class State(NamedTuple):
@@ -28,7 +30,7 @@ class State(NamedTuple):
     epoch: int
     is_new_epoch: bool
     order: Indices | None
-    generator: RandomState | None = None
+    generator: Generator | None = None
 
 
 class _Drawing:
@@ -49,16 +51,15 @@ def always() -> bool:
 def draw_from_own_generator(module: ModuleType) -> None:
     """Let the thread that reads ahead draw from a generator of its own.
 
-    It is a copy of the generator of Chainer's sampler, NumPy's global one by default, as it is
-    when the first batch is read. The copies of several iterators would then draw the same orders.
-    So only the iterator that was made last does this; the others copy it when they are made.
+    It is a copy of the generator of Chainer's sampler, NumPy's global one by default, made after
+    that has drawn the first order, when the iterator is made or reset.
 
     The copy travels with each batch, because the thread may already have drawn the next epoch. So
-    a snapshot, a copy of the iterator and `reset` continue after the batch that ``next`` returned
-    last. Saving discards nothing that has been read ahead.
+    a snapshot and a copy of the iterator continue after the batch that ``next`` returned last.
+    Saving discards nothing that has been read ahead.
     """
     iterator = module.MultiprocessIterator
-    advance, next_ = module._statemachine.iterator_statemachine, iterator.__next__
+    advance = module._statemachine.iterator_statemachine
 
     def iterator_statemachine(
         state: State, batch_size: int, repeat: bool, order_sampler: Any, dataset_len: int
@@ -71,50 +72,28 @@ def draw_from_own_generator(module: ModuleType) -> None:
     module._statemachine = surgery.view(  # type: ignore[attr-defined]
         module._statemachine, IteratorState=State, iterator_statemachine=iterator_statemachine
     )
-    iterator._state, iterator._when_made = State(0, 0, False, None), None
-    latest: RandomState | None = None
-
-    @surgery.replaces(iterator, "__next__")
-    def __next__(self: Any) -> Any:
-        source = _source(self.order_sampler)
-        if source and self._state.generator is None:
-            is_latest = self._when_made is latest
-            generator = copy.deepcopy(source if is_latest else self._when_made)
-            self._reset_state(*self._state[:4], generator)
-        return next_(self)
-
-    iterator.next = __next__
-
-    @surgery.replaces(iterator, "reset")
-    def reset(self: Any) -> None:
-        nonlocal latest
-        source = _source(self.order_sampler)
-        own = _Drawing(self._state.generator if source else None)
-        sampler = own if own.generator else self.order_sampler
-        order = None if sampler is None else sampler(np.arange(len(self.dataset)), 0)
-        if source and not own.generator:
-            self._when_made = latest = copy.deepcopy(source)
-        self._reset_state(0, 0, False, order, own.generator)
-        self._previous_epoch_detail = -1.0
 
     @surgery.replaces(iterator, "_reset_state")
-    def _reset_state(self: Any, *state: Any) -> None:
+    def _reset_state(
+        self: Any,
+        current_position: int,
+        epoch: int,
+        is_new_epoch: bool,
+        order: Indices | None,
+        generator: Generator | None = None,
+    ) -> None:
         if self._finalized:
             raise NotImplementedError("a finalized MultiprocessIterator cannot be reset")
-        self._state = State(*state)
-        has_generator = self._state.generator or not _source(self.order_sampler)
-        is_running = self._prefetch_loop is not None and self._prefetch_loop.thread is not None
-        # Without one, a running thread would draw from the global one before `next` copies that.
-        if has_generator or not is_running:
-            self._comm.reset(self._state)
+        generator = generator or copy.deepcopy(_source(self.order_sampler))
+        self._state = State(current_position, epoch, is_new_epoch, order, generator)
+        self._comm.reset(self._state)
 
     @surgery.replaces(iterator, "serialize")
     def serialize(self: Any, serializer: Any) -> None:
         import chainer
 
-        before, generator = self._state, None
-        if _source(self.order_sampler):
-            generator = _serialize(serializer, before.generator)
+        before = self._state
+        generator = _serialize(serializer, before.generator, _source(self.order_sampler))
         if before.order is not None:  # it is loaded in place, and the thread may be reading it
             self._state = before._replace(order=before.order.copy())
         chainer.iterators.SerialIterator.serialize(self, serializer)
@@ -181,9 +160,8 @@ def keep_what_was_drawn(module: ModuleType) -> None:
     def serialize(self: Any, serializer: Any) -> None:
         import chainer
 
-        before, ahead, generator = self._state, self._next, None
-        if _source(self.order_sampler):
-            generator = _serialize(serializer, before.generator)
+        before, ahead = self._state, self._next
+        generator = _serialize(serializer, before.generator, _source(self.order_sampler))
         save_or_load(self, serializer)
         if isinstance(serializer, chainer.Serializer):
             self._state, self._next = before, ahead
@@ -227,32 +205,55 @@ def refuse_to_repeat_nothing(name: str) -> Callable[[ModuleType], None]:
     return repair
 
 
-def _source(sampler: Any) -> RandomState | None:
-    """Return the generator of a sampler of Chainer's; None for other samplers."""
+def _source(sampler: Any) -> Generator | None:
+    """Return NumPy's generator with which Chainer's own code draws orders; None otherwise."""
     from chainer.iterators import ShuffleOrderSampler
 
-    generator = sampler._random if type(sampler) is ShuffleOrderSampler else None
-    return generator if isinstance(generator, RandomState) else None
+    call = ShuffleOrderSampler.__call__
+    if not isinstance(sampler, ShuffleOrderSampler) or type(sampler).__call__ is not call:
+        return None
+    # For the module numpy.random, this is its global generator.
+    generator = getattr(sampler._random.permutation, "__self__", None)
+    return generator if type(generator) in (RandomState, np.random.Generator) else None
 
 
-def _serialize(serializer: Any, generator: RandomState | None) -> RandomState | None:
-    """Save a generator, or load and return one; None if the file has none.
+def _serialize(
+    serializer: Any, generator: Generator | None, source: Generator | None
+) -> Generator | None:
+    """Save a generator, or load and return one like ``source``; None if the file has none.
 
-    It is saved as 625 integers, all 0 for None and for generators other than NumPy's usual one.
+    Its state is saved as JSON, with spaces at the end, as some serializers load only the shape
+    that is there.
     """
-    numbers = np.zeros(_N_KEYS + 1, np.uint32)
-    if generator is not None:
+    if source is None:
+        return None
+    state: Any = None
+    if isinstance(generator, np.random.Generator):
+        state = generator.bit_generator.state
+    elif generator is not None:
         state = generator.get_state(legacy=False)
-        if state["bit_generator"] == "MT19937":
-            numbers[:_N_KEYS], numbers[_N_KEYS] = state["state"]["key"], state["state"]["pos"]
+    text = json.dumps(state, default=lambda array: array.tolist()).ljust(_LENGTH)
+    saved = np.frombuffer(bytearray(text, "ascii"), np.uint8)
     try:
-        numbers = serializer("generator", numbers)
+        state = json.loads(serializer("generator", saved).tobytes(), object_hook=_within_bounds)
     except KeyError:
         return None
-    if not numbers.any():
+    if state is None:
         return None
-    loaded = RandomState()
-    # NumPy does not check the position.
-    position = min(int(numbers[_N_KEYS]), _N_KEYS)
-    loaded.set_state(("MT19937", numbers[:_N_KEYS], position, 0, 0.0))
+    loaded = copy.deepcopy(source)
+    try:
+        if isinstance(loaded, np.random.Generator):
+            loaded.bit_generator.state = state
+        else:
+            loaded.set_state(state)
+    except ValueError:  # of another kind: the script has a new sampler
+        return None
     return loaded
+
+
+def _within_bounds(state: dict[str, Any]) -> dict[str, Any]:
+    """Limit positions in the memory of generators, which NumPy does not check."""
+    for name, length in (("pos", 624), ("buffer_pos", 4)):
+        if name in state:
+            state[name] = max(0, min(state[name], length))
+    return state
