@@ -7,6 +7,7 @@ import multiprocessing
 import chainer
 import numpy as np
 import pytest
+from chainer.datasets import SubDataset, TransformDataset, TupleDataset
 from chainer.iterators import (
     MultiprocessIterator,
     MultithreadIterator,
@@ -197,8 +198,10 @@ def test_copies_go_on_alike_and_draw_nothing(duplicate, n_batches):
 
 
 def test_reason_not_to_repeat():
-    data = chainer.datasets.SubDataset([1], 0, 1)
-    data.why_not_repeated = "rank 1 has none"
-    with pytest.raises(ValueError, match="rank 1 has none"):
-        SerialIterator(data, 1)
-    assert list(SerialIterator(data, 1, repeat=False)) == [[1]]
+    part = SubDataset([1], 0, 1)
+    part.why_not_repeated = "rank 1 has none"
+    transformed = TransformDataset(part, str)
+    for data in (part, transformed, SubDataset(transformed, 0, 1), TupleDataset([1], part)):
+        with pytest.raises(ValueError, match="rank 1 has none"):
+            SerialIterator(data, 1)
+    assert list(SerialIterator(part, 1, repeat=False)) == [[1]]

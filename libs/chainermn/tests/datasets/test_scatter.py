@@ -164,6 +164,8 @@ def test_training_with_fewer_examples_than_ranks(
     for iterator in (SerialIterator, MultithreadIterator, MultiprocessIterator):
         with pytest.raises(ValueError, match=message):
             iterator(part, 1)
+    with pytest.raises(ValueError, match=message):
+        SerialIterator(SubDataset(TransformDataset(part, str), 0, len(part)), 1)
     assert SerialIterator(part, 1, repeat=False).epoch == 0  # for evaluation
     if n:
         equal = chainermn.scatter_dataset(KINDS[kind](n), comm)

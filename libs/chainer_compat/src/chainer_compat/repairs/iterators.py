@@ -172,8 +172,8 @@ def keep_what_was_drawn(module: ModuleType) -> None:
 def refuse_to_repeat_nothing(name: str) -> Callable[[ModuleType], None]:
     """Return a repair that lets an iterator raise ValueError, rather than ZeroDivisionError.
 
-    A data set can have an attribute ``why_not_repeated``, a text. If it is not None, the
-    constructor raises the error, for example because others have no examples.
+    A data set, or one that it wraps, can have an attribute ``why_not_repeated``, a text. If it is
+    not None, the constructor raises the error, for example because others have no examples.
     """
 
     def repair(module: ModuleType) -> None:
@@ -190,7 +190,7 @@ def refuse_to_repeat_nothing(name: str) -> Callable[[ModuleType], None]:
             **kwargs: Any,
         ) -> None:
             init(self, dataset, batch_size, repeat, *args, **kwargs)
-            reason = getattr(dataset, "why_not_repeated", None)
+            reason = _why_not_repeated(dataset)
             if repeat and reason:
                 raise ValueError(reason)
 
@@ -203,6 +203,18 @@ def refuse_to_repeat_nothing(name: str) -> Callable[[ModuleType], None]:
         iterator._epoch_size = property(_epoch_size)
 
     return repair
+
+
+def _why_not_repeated(dataset: Any) -> str | None:
+    from chainer.datasets import SubDataset, TransformDataset, TupleDataset
+
+    inner: tuple[Any, ...] = ()
+    if isinstance(dataset, (SubDataset, TransformDataset)):
+        inner = (dataset._dataset,)
+    elif isinstance(dataset, TupleDataset):
+        inner = dataset._datasets
+    reasons = (getattr(dataset, "why_not_repeated", None), *map(_why_not_repeated, inner))
+    return next(filter(None, reasons), None)
 
 
 def _source(sampler: Any) -> Generator | None:
