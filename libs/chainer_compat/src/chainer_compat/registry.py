@@ -108,12 +108,17 @@ def apply_repairs(module: ModuleType, when: When) -> int:
     return count
 
 
+def _assumed() -> bool:
+    """Assume a fault of Chainer 7.8.1 itself, or one that only a network would show."""
+    return True
+
+
 REPAIRS = (
     Repair(
         "environment-check",
         "chainer._environment_check",
         "numpy.distutils and pkg_resources are gone or deprecated",
-        setuptools82.always,
+        _assumed,
         setuptools82.no_environment_check,
         "instead",
     ),
@@ -234,7 +239,7 @@ REPAIRS = (
         "multiprocess-iterator-failures",
         "chainer.iterators.multiprocess_iterator",
         "the iterator waits forever for a worker that fails or is killed",
-        workers.are_waited_for,
+        _assumed,
         workers.raise_failures,
     ),
     *(
@@ -252,14 +257,14 @@ REPAIRS = (
         "multiprocess-iterator-orders",
         "chainer.iterators.multiprocess_iterator",
         "two threads draw from NumPy's global generator; a snapshot or copy changes what is read",
-        iterators.always,
+        _assumed,
         iterators.draw_from_own_generator,
     ),
     Repair(
         "multithread-iterator-snapshot",
         "chainer.iterators.multithread_iterator",
         "after a snapshot, the order that has been read ahead is drawn again",
-        iterators.always,
+        _assumed,
         iterators.keep_what_was_drawn,
     ),
     *(
@@ -267,7 +272,7 @@ REPAIRS = (
             f"{kind}-iterator-empty",
             f"chainer.iterators.{kind}_iterator",
             "an iterator without examples divides by zero",
-            iterators.always,
+            _assumed,
             iterators.refuse_to_repeat_nothing(f"{kind.capitalize()}Iterator"),
         )
         for kind in ("serial", "multithread", "multiprocess")
@@ -290,14 +295,14 @@ REPAIRS = (
         "npz-no-code",
         "chainer.serializers.npz",
         "an NPZ file can hold pickles, which can run any program",
-        serializers.files_can_run_code,
+        _assumed,
         serializers.read_npz_safely,
     ),
     Repair(
         "snapshot-writers",
         "chainer.training.extensions.snapshot_writers",
         "writers with a thread or process write arrays that training changes, and lose failures",
-        writers.write_what_training_changes,
+        _assumed,
         writers.write_copies,
     ),
     Repair(
@@ -335,7 +340,7 @@ REPAIRS = (
         "mnist-mirrors",
         "chainer.dataset.download",
         "yann.lecun.com no longer serves MNIST",
-        mnist.is_no_longer_served,
+        _assumed,
         mnist.fetch_from_mirrors,
     ),
     Repair(

@@ -44,10 +44,6 @@ class _Drawing:
         return self.generator.permutation(len(order))
 
 
-def always() -> bool:
-    return True
-
-
 def draw_from_own_generator(module: ModuleType) -> None:
     """Let the thread that reads ahead draw from a generator of its own.
 

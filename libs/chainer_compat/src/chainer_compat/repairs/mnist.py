@@ -36,11 +36,6 @@ LARGEST = 9_912_422  # bytes of the largest of them
 SECONDS_WITHOUT_AN_ANSWER = 30
 
 
-def is_no_longer_served() -> bool:
-    # Asking the host would need a network.
-    return True
-
-
 def fetch_from_mirrors(module: ModuleType) -> None:
     """Fetch MNIST's files from mirrors, and say what else to do if a download fails.
 

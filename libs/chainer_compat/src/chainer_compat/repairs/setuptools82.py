@@ -5,11 +5,6 @@ from types import ModuleType
 from chainer_compat import surgery
 
 
-def always() -> bool:
-    # Where numpy.distutils still exists, up to Python 3.11, it warns.
-    return True
-
-
 def lacks_pkg_resources() -> bool:
     from importlib import metadata
 

@@ -10,10 +10,6 @@ from typing import Any
 from chainer_compat import surgery
 
 
-def are_waited_for() -> bool:
-    return True
-
-
 def raise_failures(module: ModuleType) -> None:
     """Let ``next`` raise the data set's exception, and RuntimeError if a worker is killed.
 

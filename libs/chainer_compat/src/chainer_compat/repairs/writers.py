@@ -12,10 +12,6 @@ from chainer_compat import surgery
 from chainer_compat.repairs.workers import ending
 
 
-def write_what_training_changes() -> bool:
-    return True
-
-
 def write_copies(module: ModuleType) -> None:
     """Let writers with a thread or process write copies, raise failures, and end.
 
