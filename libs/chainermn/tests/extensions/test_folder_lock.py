@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import socket
 import sys
 import warnings
@@ -116,12 +117,52 @@ def test_a_child_does_not_keep_it(comm: Any, shared_tmp_path: Path) -> None:
     comm.allgather_obj(None)
     try:
         if comm.rank == 1:
-            lock.acquire(shared_tmp_path, seconds=0)
+            lock.acquire(shared_tmp_path)
+        comm.allgather_obj(None)
     finally:
         os.close(writer)
         os.close(reader)
     if child:
         os.waitpid(child, 0)
+
+
+@pytest.mark.mpi(2)
+def test_copying_the_folder_does_not_release_it(comm: Any, shared_tmp_path: Path) -> None:
+    lock = FolderLock(comm.split(comm.rank, 0), "x")
+    if comm.rank == 0:
+        lock.acquire(shared_tmp_path / "out")
+        shutil.copytree(shared_tmp_path / "out", shared_tmp_path / "backup")
+    comm.allgather_obj(None)
+    if comm.rank == 1:
+        with pytest.raises(RuntimeError, match="another job writes into"):
+            lock.acquire(shared_tmp_path / "out", seconds=0)
+        lock.acquire(shared_tmp_path / "backup", seconds=0)
+    comm.allgather_obj(None)
+
+
+@pytest.mark.mpi(3)
+def test_waiting_ranks_do_not_look_stalled(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = comm.split(min(comm.rank, 1), comm.rank)
+    lock = FolderLock(job, "x")
+    if comm.rank == 0:
+        lock.acquire(shared_tmp_path)
+    comm.allgather_obj(None)
+    if comm.rank == 0:
+        comm.recv_obj(2)
+        lock.release()
+    else:
+        calls, bcast_obj = iter(range(1000)), job.bcast_obj
+
+        def count(*args: Any, **options: Any) -> Any:
+            if next(calls) == 1:
+                comm.send_obj("the first call has ended", 0)
+            return bcast_obj(*args, **options)
+
+        if comm.rank == 2:
+            monkeypatch.setattr(job, "bcast_obj", count)
+        lock.acquire(shared_tmp_path, seconds=90)
 
 
 @pytest.mark.mpi(1, 2)
@@ -131,7 +172,7 @@ def test_a_file_system_without_locks(
     def refuse(*_: Any) -> NoReturn:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     lock = FolderLock(comm, "x")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 import weakref
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from chainermn.agreement import run_on_root
@@ -62,25 +63,30 @@ class FolderLock:
         if folder != self._folder:
             self.release()
             path = folder / self._file_name
-            run_on_root(self._comm, 0, "locking", lambda: self._take(path, seconds))
+            attempts = self._take(path, seconds)
+            # One call for each, so that waiting ranks do not look stalled.
+            while not run_on_root(self._comm, 0, "locking", lambda: next(attempts)):
+                pass
             self._folder = folder
 
     def release(self) -> None:
         """Release the lock, if it is held."""
         self._folder = self._held = None
 
-    def _take(self, path: Path, seconds: float) -> None:
+    def _take(self, path: Path, seconds: float) -> Iterator[bool]:
+        """Try to take the lock, again and again; yield whether this is over."""
         self._held = _HELD.get(path.resolve())
         if self._held is None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._held = _HELD[path.resolve()] = _lock(path, seconds)
+                self._held = _HELD[path.resolve()] = yield from _lock(path, seconds)
             except OSError as error:
                 warnings.warn(
                     f"{path.parent} cannot be locked ({error}), so make sure that no other job "
                     "writes there",
                     stacklevel=2,
                 )
+        yield True
 
 
 class _Held:
@@ -88,14 +94,22 @@ class _Held:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        weakref.finalize(self, os.close, descriptor)
+        self.close = weakref.finalize(self, os.close, descriptor)
 
 
-# By path. A process must not open such a file twice: closing it once would release the lock.
+# By path, since a file that a process opens twice is locked only once.
 _HELD: weakref.WeakValueDictionary[Path, _Held] = weakref.WeakValueDictionary()
 
 
-def _lock(path: Path, seconds: float) -> _Held:
+def _close_in_child() -> None:
+    for held in _HELD.values():
+        held.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _lock(path: Path, seconds: float) -> Generator[bool, None, _Held]:
     held = _Held(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666))
     start, is_said = time.monotonic(), False
     while not _is_locked(held.descriptor):
@@ -114,6 +128,7 @@ def _lock(path: Path, seconds: float) -> _Held:
                 flush=True,
             )
         time.sleep(_SECONDS_BETWEEN)
+        yield False
     os.ftruncate(held.descriptor, 0)
     record = {"host": socket.gethostname(), "process": os.getpid()}
     os.pwrite(held.descriptor, json.dumps(record).encode(), 0)
@@ -122,9 +137,9 @@ def _lock(path: Path, seconds: float) -> _Held:
 
 def _is_locked(descriptor: int) -> bool:
     try:
-        # Unlike those of `flock`, children do not inherit such locks, so none can keep it.
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+        # A lock of `lockf` would end when the process has read the file, as a backup does.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
     return True
 
