@@ -37,10 +37,10 @@ class Probe:
         Path("worker").write_text(str(os.getpid()))
         while not Path("go on").exists():
             time.sleep(0.01)
-        return np.array([i, os.getppid(), "mpi4py.MPI" in sys.modules])
+        return np.array([i, "beside" in sys.modules, "mpi4py.MPI" in sys.modules])
 
 if __name__ == "__main__":
-    chainermn.iterators.start_forkserver()
+    chainermn.iterators.start_forkserver(preload=["__main__", "beside"])
     comm = chainermn.create_communicator()
     iterator = chainermn.iterators.MultiprocessIterator(
         Probe(), 10, n_processes=2, n_prefetch=4, repeat=False, shuffle=False, shared_mem=24
@@ -48,6 +48,7 @@ if __name__ == "__main__":
     Path(f"ready.{comm.rank}").touch()
     found = np.concatenate([np.stack(batch) for batch in iterator])
     assert (found[:, 0] == np.arange(40)).all(), found
+    assert found[:, 1].all(), found
     assert not found[:, 2].any(), found
     iterator.finalize()
     print("fine")
@@ -150,6 +151,7 @@ def start(folder: Path) -> Job:
     script = folder / "script" / "probe.py"
     script.parent.mkdir()
     script.write_text(PROBE)
+    (script.parent / "beside.py").touch()
     return Job(2, [script], cwd=hide_all_modules(folder))
 
 

@@ -45,7 +45,7 @@ def start_forkserver(preload: Sequence[str] = ("__main__", "chainer", "PIL.Image
     'forkserver'
     """
     multiprocessing.set_start_method("forkserver", force=True)
-    multiprocessing.set_forkserver_preload([*preload, without_working_folder.__module__])
+    multiprocessing.set_forkserver_preload([without_working_folder.__module__, *preload])
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_RANKS)  # workers inherit it
     try:
         with without_working_folder():

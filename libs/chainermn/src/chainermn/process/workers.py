@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from collections.abc import Iterator
 from chainermn.process.memory import keep_freed_memory
 
 _PR_SET_PDEATHSIG = 1
-_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "set by chainermn"
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "set by chainermn to restore "
 
 
 @contextlib.contextmanager
@@ -22,8 +24,11 @@ def without_working_folder() -> Iterator[None]:
     """Keep servers of `multiprocessing` that start meanwhile from importing the user's files.
 
     They run ``python -c``, which finds a ``socket.py`` in the working folder before Python's own.
+    As soon as they import this module, they search where this process does.
     """
-    is_ours = os.environ.setdefault(_SAFE_PATH, _OURS) == _OURS
+    is_ours = not os.environ.get(_SAFE_PATH)
+    if is_ours:
+        os.environ[_SAFE_PATH] = _OURS + json.dumps(sys.path)
     try:
         yield
     finally:
@@ -58,6 +63,6 @@ def _exit_after_parent() -> None:
     os._exit(1)
 
 
-# In the fork server, which imports this module: programs that workers start search as usual.
-if os.environ.get(_SAFE_PATH) == _OURS:
-    del os.environ[_SAFE_PATH]
+# In the fork server. Programs that workers start search as usual.
+if os.environ.get(_SAFE_PATH, "").startswith(_OURS):
+    sys.path[:] = json.loads(os.environ.pop(_SAFE_PATH).removeprefix(_OURS))
