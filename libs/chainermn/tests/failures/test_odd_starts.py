@@ -70,11 +70,12 @@ def test_daemon_in_a_folder_with_any_file_whose_children_end_as_they_like(tmp_pa
 
 
 @pytest.mark.nightly
-def test_child_of_a_rank_that_loads_mpi_by_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["import MPI", "import rc; rc.finalize = True"])
+def test_child_of_a_rank_whose_mpi_is_finalized_by_mpi4py(first: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys\n"
-        "from mpi4py import MPI\n"
+        f"from mpi4py {first}\n"
         "import chainermn\n"
         "communicator = chainermn.create_communicator('naive')\n"
         "child = os.fork()\n"

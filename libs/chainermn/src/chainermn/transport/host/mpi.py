@@ -98,18 +98,17 @@ def _load() -> None:
     """
     from mpi4py import rc
 
-    if "mpi4py.MPI" in sys.modules:
-        if rc.finalize is not False:
-            os.register_at_fork(after_in_child=lambda: atexit.register(_end_child))
-        return
-    _prepare()
-    is_ours = rc.finalize is None
-    if is_ours:
-        rc.finalize = False
-    with no_garbage_collection():
-        importlib.import_module("mpi4py.MPI")
-    if is_ours and rc.initialize:
-        atexit.register(_finalize, os.getpid())
+    if "mpi4py.MPI" not in sys.modules:
+        _prepare()
+        is_ours = rc.finalize is None
+        if is_ours:
+            rc.finalize = False
+        with no_garbage_collection():
+            importlib.import_module("mpi4py.MPI")
+        if is_ours and rc.initialize:
+            atexit.register(_finalize, os.getpid())
+    if rc.finalize is not False:
+        os.register_at_fork(after_in_child=lambda: atexit.register(_end_child))
 
 
 def _finalize(pid: int) -> None:
@@ -125,7 +124,7 @@ def _end_child() -> None:
     note_once(
         f"process {os.getpid()}, which rank {world().rank} has forked, gets exit code 1, as "
         "sys.exit and the end of the script would also finalize MPI. End it by os._exit, or call "
-        "create_communicator before the first import of mpi4py.MPI"
+        "create_communicator before the first import of mpi4py.MPI, with mpi4py.rc.finalize unset"
     )
     sys.stdout.flush()
     os._exit(1)
