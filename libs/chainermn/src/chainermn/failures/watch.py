@@ -118,24 +118,25 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     if unwatched and _watch is not None:
         _watch.say_absent(unwatched)
     if unwatched and mpi_comm.rank == 0:
-        if _watch is None and _monitor is not None:
-            lack = (
-                f"chainermn-monitor has {end}"
-                if (end := end_of(_monitor, _SECONDS_TO_END))
-                else ""
-            )
+        if _watch is None and _monitor and (end := end_of(_monitor, _SECONDS_TO_END)):
+            lack = f"chainermn-monitor has {end}"
+        warnings.warn(_warning_about(lack, unwatched, ranks[0]), stacklevel=3)
+
+
+def _warning_about(lack: str, ranks: Sequence[int], root: int) -> str:
+    """Say that ranks are not watched, because of ``lack`` or, if that is empty, of the network."""
+    if lack:
+        why, which = f"no process watches over the job on {socket.gethostname()}: {lack}", "a rank"
+    else:
+        which = "one of them"
         why = (
-            f"no process watches over the job on {socket.gethostname()}: {lack}"
-            if lack
-            else f"ranks {as_ranges(unwatched)} cannot connect to rank {ranks[0]} by TCP on any "
-            "port, perhaps because of a firewall, or because they are in containers with separate "
-            "networks (use docker run --network=host)"
+            f"ranks {as_ranges(ranks)} cannot connect to rank {root} by TCP on any port, perhaps "
+            "because of a firewall, or because they are in containers with separate networks (use "
+            "docker run --network=host)"
         )
-        warnings.warn(
-            f"{why}. If {'a rank' if lack else 'one of them'} fails in a way that MPI does not "
-            "notice, the others will wait forever",
-            stacklevel=3,
-        )
+    return (
+        f"{why}. If {which} fails in a way that MPI does not notice, the others will wait forever"
+    )
 
 
 def is_on() -> bool:

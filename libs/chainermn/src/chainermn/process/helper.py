@@ -104,9 +104,9 @@ def start_helper(
 
 
 def end_of(helper: subprocess.Popen[bytes], seconds: float = 0.0) -> str:
-    """Tell how a helper has ended, as in "it has ended with exit code 1".
+    """Return the end of the sentence "it has ...", such as "ended with exit code 1".
 
-    Returns an empty string if it is still running, even ``seconds`` later.
+    That is empty if the helper is still running, even ``seconds`` later.
     """
     try:
         code = helper.wait(seconds)
