@@ -47,9 +47,9 @@ def _faults_of(iterator: Any) -> list[str]:
         return []
     faults = []
     sampler = getattr(iterator, "order_sampler", None)
-    if not isinstance(sampler, (ShuffleOrderSampler, type(None))) and not callable(
-        getattr(sampler, "order", None)
-    ):
+    # An iterator saves the generator of Chainer's sampler with the batch that it belongs to.
+    is_chainers = getattr(type(sampler), "__call__", None) is ShuffleOrderSampler.__call__
+    if sampler is not None and not is_chainers and not callable(getattr(sampler, "order", None)):
         faults.append(
             f"{kind} calls {type(sampler).__name__} in advance, and what this remembers is not in "
             "the file: give it a method order(epoch), or use SerialIterator"
