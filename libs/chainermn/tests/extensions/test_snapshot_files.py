@@ -100,12 +100,9 @@ def test_own_files_are_retained_whatever_lies_there(comm: Any, shared_tmp_path: 
     assert names(shared_tmp_path) == ["new_3.0", "new_4.0", *old]
     run(comm, shared_tmp_path, 5, {"lr": 2}, filename=new, n_retains=2)
     assert names(shared_tmp_path) == ["new_4.0", "new_5.0", *old]
-    run(comm, shared_tmp_path, 6, {"lr": 1}, n_retains=2)
-    assert names(shared_tmp_path) == [
-        "new_4.0",
-        "new_5.0",
-        *[f"snapshot_iter_{n}.0" for n in (5, 6)],
-    ]
+    run(comm, shared_tmp_path, 6, {"lr": 1}, n_retains=2)  # resumed from 3
+    latest = ["snapshot_iter_5.0", "snapshot_iter_6.0"]
+    assert names(shared_tmp_path) == ["new_4.0", "new_5.0", *old[:2], *latest]
 
 
 @pytest.mark.mpi(3)

@@ -28,7 +28,6 @@ from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn.optimizers.settling import optimizers_of, settle
 
 _WHERE = "multi_node_snapshot"
-_MOST_NAMES = 100  # of files that a snapshot remembers, unless more are retained
 
 
 def multi_node_snapshot(
@@ -356,7 +355,9 @@ class MultiNodeSnapshot(Extension):
         """Keep what is saved beside the trainer, with the states of the set's first ranks."""
         if self._target(trainer) is trainer:
             ranks = sorted(self.replica_set)[: len(states)]
-            written = self._written[-max(self.snapshot.n_retains, _MOST_NAMES) :]
+            # Otherwise a file would depend on how often snapshots are taken.
+            most = self.snapshot.n_retains
+            written = self._written[-most:] if most > 0 else ()
             self._record = Record(self.comm.size, ranks, written, texts)
             self._states = differences(states)
 

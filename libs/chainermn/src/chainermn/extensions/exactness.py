@@ -48,7 +48,10 @@ def _faults_of(iterator: Any) -> list[str]:
     faults = []
     sampler = getattr(iterator, "order_sampler", None)
     # An iterator saves the generator of Chainer's sampler with the batch that it belongs to.
-    is_chainers = getattr(type(sampler), "__call__", None) is ShuffleOrderSampler.__call__
+    is_chainers = (
+        isinstance(sampler, ShuffleOrderSampler)
+        and type(sampler).__call__ is ShuffleOrderSampler.__call__
+    )
     if sampler is not None and not is_chainers and not callable(getattr(sampler, "order", None)):
         faults.append(
             f"{kind} calls {type(sampler).__name__} in advance, and what this remembers is not in "

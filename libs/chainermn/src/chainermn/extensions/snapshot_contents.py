@@ -38,7 +38,7 @@ class Record(NamedTuple):
     #: Number of ranks, 0 if it is not known; and those whose own state the snapshot has.
     size: int = 0
     ranks: Sequence[int] = ()
-    #: Names of the snapshots that the run had written, and has not deleted, the latest last.
+    #: With ``n_retains``, names of the snapshots that the run has written, the latest last.
     written: Sequence[str] = ()
     #: What a resumed run cannot repeat.
     not_restored: Sequence[str] = ()
