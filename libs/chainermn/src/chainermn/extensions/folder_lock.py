@@ -77,8 +77,8 @@ class FolderLock:
         """Try to take the lock, again and again; yield whether this is over."""
         self._held = _HELD.get(path.resolve())
         if self._held is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
                 self._held = _HELD[path.resolve()] = yield from _lock(path, seconds)
             except OSError as error:
                 warnings.warn(
