@@ -50,7 +50,7 @@ def names(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))
 
 
-@pytest.mark.mpi(1, 3)
+@pytest.mark.mpi(3)
 @pytest.mark.parametrize("by_itself", [True, False])
 def test_furthest_of_the_same_settings_whatever_the_times(
     comm: Any, by_itself: bool, shared_tmp_path: Path, capfd: Capture
@@ -74,7 +74,7 @@ def test_furthest_of_the_same_settings_whatever_the_times(
     assert "note" not in capfd.readouterr().err
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 def test_without_settings_the_latest_and_a_note(
     comm: Any, shared_tmp_path: Path, capfd: Capture
 ) -> None:
@@ -90,7 +90,7 @@ def test_without_settings_the_latest_and_a_note(
     assert said == (comm.rank == 0)
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 def test_own_files_are_retained_whatever_lies_there(comm: Any, shared_tmp_path: Path) -> None:
     run(comm, shared_tmp_path, 3, {"lr": 1})
     set_times(comm, shared_tmp_path, lambda iteration: 4e9)
@@ -166,7 +166,7 @@ def threads(data: Any, sampler: Any = None) -> Any:
     return chainer.iterators.MultithreadIterator(data, 2, order_sampler=sampler)
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 @pytest.mark.parametrize(
     ("make_iterator", "optimizer", "said"),
     [
@@ -221,7 +221,7 @@ def test_writer_that_starts_processes_on_one_rank_raises_on_all(comm: Any, inste
         multi_node_snapshot(comm, snapshot, [])
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 def test_path_comes_before_autoload(comm: Any, shared_tmp_path: Path) -> None:
     run(comm, shared_tmp_path, 4, {})
     trainer, shared = make(comm, shared_tmp_path, 3, {}, autoload=True)
@@ -230,7 +230,7 @@ def test_path_comes_before_autoload(comm: Any, shared_tmp_path: Path) -> None:
     assert trainer.updater.iteration == 3
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 def test_copy_of_a_file_is_not_deleted(comm: Any, shared_tmp_path: Path) -> None:
     run(comm, shared_tmp_path, 3, {}, n_retains=2)
     if comm.rank == 0:
@@ -240,7 +240,7 @@ def test_copy_of_a_file_is_not_deleted(comm: Any, shared_tmp_path: Path) -> None
     assert names(shared_tmp_path) == [f"snapshot_iter_{n}.0" for n in (0, 5, 6)]
 
 
-@pytest.mark.mpi(1, 2)
+@pytest.mark.mpi(2)
 def test_two_snapshots_with_settings_of_their_own(comm: Any, shared_tmp_path: Path) -> None:
     def make_both() -> tuple[Any, Any]:
         trainer = training.make_trainer(comm, shared_tmp_path, 2)

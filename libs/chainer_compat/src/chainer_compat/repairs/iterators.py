@@ -9,13 +9,13 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from chainer_compat import surgery
 
 Indices: TypeAlias = NDArray[np.intp]
-Generator: TypeAlias = RandomState | np.random.Generator
+# A string, because loading numpy.random takes a while, and Chainer's import does without it.
+Generator: TypeAlias = "np.random.RandomState | np.random.Generator"
 
 _LENGTH = 8192  # of the state of any of NumPy's generators, as JSON
 
@@ -222,7 +222,7 @@ def _source(sampler: Any) -> Generator | None:
         return None
     # For the module numpy.random, this is its global generator.
     generator = getattr(sampler._random.permutation, "__self__", None)
-    return generator if type(generator) in (RandomState, np.random.Generator) else None
+    return generator if type(generator) in (np.random.RandomState, np.random.Generator) else None
 
 
 def _serialize(
