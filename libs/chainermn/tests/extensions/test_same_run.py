@@ -6,7 +6,6 @@ import itertools
 import json
 import multiprocessing
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,11 +155,10 @@ def times(entry: dict[str, Any]) -> set[Any]:
 
 
 @pytest.fixture
-def processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if method := method_of(request.getfixturevalue("case")):
         multiprocessing.set_forkserver_preload(["chainer"])
         monkeypatch.setattr(multiprocessing, "Pool", multiprocessing.get_context(method).Pool)
-    yield
 
 
 def of_ranks(ranks: int) -> pytest.MarkDecorator:

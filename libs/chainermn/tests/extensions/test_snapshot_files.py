@@ -125,14 +125,7 @@ def test_file_of_an_error_is_said(comm: Any, shared_tmp_path: Path, capfd: Captu
     trainer = training.make_trainer(comm, shared_tmp_path, 4)
     snapshot = extensions.snapshot(snapshot_on_error=True)
     trainer.extend(multi_node_snapshot(comm, snapshot, []), trigger=(9, "iteration"))
-
-    def fail(trainer: chainer.training.Trainer) -> None:
-        if trainer.updater.iteration == 2:
-            raise ZeroDivisionError("by design")
-
-    trainer.extend(fail, trigger=(1, "iteration"))
-    with pytest.raises(ZeroDivisionError):
-        trainer.run()
+    training.run_until_it_fails(trainer, 2)
     comm.allgather_obj(None)
     again, shared = make(comm, shared_tmp_path, 4)
     capfd.readouterr()

@@ -8,6 +8,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+import pytest
 from chainer.training import StandardUpdater, Trainer
 
 import chainermn
@@ -38,6 +39,18 @@ def make_trainer(
     iterator = chainer.iterators.SerialIterator(data, 2, **how)
     updater = StandardUpdater(iterator, optimizer)
     return Trainer(updater, (iterations, "iteration"), out=str(out))
+
+
+def run_until_it_fails(trainer: Trainer, iteration: int) -> None:
+    """Train until an extension raises after an iteration."""
+
+    def fail(trainer: Trainer) -> None:
+        if trainer.updater.iteration == iteration:
+            raise ZeroDivisionError("by design")
+
+    trainer.extend(fail, trigger=(1, "iteration"))
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
 
 
 def counter(value: float = 0) -> chainer.Link:

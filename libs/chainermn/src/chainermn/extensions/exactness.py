@@ -12,7 +12,7 @@ from chainermn.extensions.rank_states import (
     draws_elsewhere,
     inner_iterator,
     iterators_of,
-    optimizers_of,
+    named_optimizers,
 )
 from chainermn.extensions.step_seed import StepSeed
 from chainermn.optimizers.double_buffering_optimizer import DoubleBufferingOptimizer
@@ -30,10 +30,11 @@ def not_restored(trainer: chainer.training.Trainer) -> list[str]:
         found.append(f"{calls} had no seed, so each run divides the data differently: pass seed=")
     if not generators.is_seeded():
         found.append("NumPy's generator was not seeded: call np.random.seed at the start")
-    if any(isinstance(each, DoubleBufferingOptimizer) for each in optimizers_of(trainer).values()):
+    optimizers = named_optimizers(trainer).values()
+    if any(isinstance(optimizer, DoubleBufferingOptimizer) for optimizer in optimizers):
         found.append("double_buffering drops the gradients in flight: one step is left out")
-    targets = (optimizer.target for optimizer in optimizers_of(trainer).values())
-    on_gpu = any(target.device.xp is chainer.backends.cuda.cupy for target in targets)
+    cupy = chainer.backends.cuda.cupy
+    on_gpu = any(optimizer.target.device.xp is cupy for optimizer in optimizers)
     if on_gpu and not _has_step_seed(trainer):
         found.append("the state of CuPy's generators cannot be read: use StepSeed for dropout")
     return found

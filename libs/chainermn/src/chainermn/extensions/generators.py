@@ -65,17 +65,23 @@ def is_seeded() -> bool:
 
 
 def _found(owners: Mapping[str, object]) -> dict[str, Any]:
-    """Return generators by place; modules have the functions of the global ones."""
-    found: dict[str, Any] = {"numpy": np.random, "python": random}
+    """Return generators by place."""
+    found = dict(_global_ones())
     for name, owner in owners.items():
         found |= {f"{name}.{place}": one for place, one in _walk(owner)}
     return found
 
 
+def _global_ones() -> dict[str, Any]:
+    """Return the generators whose methods are the functions of the modules."""
+    functions: dict[str, Any] = {"numpy": np.random.rand, "python": random.random}
+    return {name: function.__self__ for name, function in functions.items()}
+
+
 def _get(generator: Any) -> Any:
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
-    if isinstance(generator, random.Random) or generator is random:
+    if isinstance(generator, random.Random):
         return generator.getstate()
     return generator.get_state(legacy=False)
 
@@ -83,7 +89,7 @@ def _get(generator: Any) -> Any:
 def _set(generator: Any, state: Any) -> None:
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
-    elif isinstance(generator, random.Random) or generator is random:
+    elif isinstance(generator, random.Random):
         version, numbers, gauss = state
         generator.setstate((version, tuple(numbers), gauss))
     else:
@@ -97,9 +103,8 @@ def _plain(value: Any) -> Any:
 def _walk(
     value: Any, place: str = "", seen: set[int] | None = None, depth: int = 0
 ) -> Iterator[tuple[str, Generator]]:
-    if seen is None:
-        # Samplers refer to the global one.
-        seen = {id(np.random.rand.__self__)}  # type: ignore[attr-defined]
+    if seen is None:  # samplers refer to the global ones
+        seen = {id(generator) for generator in _global_ones().values()}
     is_generator = isinstance(value, (np.random.RandomState, np.random.Generator, random.Random))
     # The numbers of a SystemRandom cannot be repeated.
     if id(value) in seen or depth > _DEEPEST or isinstance(value, (*_OPAQUE, random.SystemRandom)):

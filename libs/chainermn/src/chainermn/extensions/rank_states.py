@@ -29,7 +29,7 @@ def inner_iterator(iterator: Any) -> Any:
     return getattr(iterator, "actual_iterator", None) or iterator
 
 
-def optimizers_of(trainer: chainer.training.Trainer) -> dict[str, Any]:
+def named_optimizers(trainer: chainer.training.Trainer) -> dict[str, Any]:
     """Return the optimizers of a trainer by the names that its updater gives them."""
     return getattr(trainer.updater, "get_all_optimizers", dict[str, Any])()
 
@@ -47,7 +47,7 @@ def own_state(trainer: chainer.training.Trainer) -> dict[str, NDArray[Any]]:
     own = DictionarySerializer()
     for name, iterator in iterators_of(trainer).items():
         iterator.serialize(own["updater"][f"iterator:{name}"])
-    for name, optimizer in optimizers_of(trainer).items():
+    for name, optimizer in named_optimizers(trainer).items():
         if isinstance(optimizer, LocalSGDOptimizer):  # ranks take steps of their own
             optimizer.actual_optimizer.serialize(own["updater"][f"optimizer:{name}"])
         for persistent in persistents_of(optimizer.target):

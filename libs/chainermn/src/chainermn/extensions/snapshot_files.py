@@ -77,7 +77,7 @@ class SnapshotFiles:
             On every rank, if those that there are have other settings.
         """
         own = run_together(
-            self._comm, _WHERE, lambda: self._find(folder) if self._is_master else None
+            self._comm, _WHERE, lambda: dict(self._files(folder)) if self._is_master else None
         )
         by_rank = {
             rank: found
@@ -138,9 +138,6 @@ class SnapshotFiles:
                     "If its time is that of a copy, give multi_node_snapshot settings"
                 )
         return sorted(damaged, key=by_time, reverse=True) + ordered
-
-    def _find(self, folder: Path) -> dict[str, Found]:
-        return dict(self._files(folder))
 
     def _files(self, folder: Path) -> Iterator[tuple[str, Found]]:
         pattern = re.compile(self._pattern())

@@ -108,7 +108,8 @@ class BestModel(Extension):
                 f"{trainer.updater.iteration}, but {seen}. Give the evaluator the same trigger"
             )
         value = float(trainer.observation[self.metric])
-        beside = self.metric.removesuffix(self.metric.rpartition("/")[2]) + "loss"
+        prefix, slash, _ = self.metric.rpartition("/")
+        beside = f"{prefix}{slash}loss"
         loss = float(trainer.observation.get(beside, math.inf))
         if not (self._sign * value, -loss) > (self._sign * self.value, -self.loss):
             return
