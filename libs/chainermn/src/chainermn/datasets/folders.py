@@ -1,0 +1,182 @@
+"""The files of a data set in a folder, and what of the folder is left out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from chainermn.datasets.names import shown
+
+__all__ = ["Found", "find_files", "find_folders"]
+
+# What systems and programs put beside files, apart from names that begin with a dot.
+_SYSTEM = frozenset(
+    {
+        "#recycle",
+        "$recycle.bin",
+        "@eadir",
+        "__macosx",
+        "desktop.ini",
+        "ehthumbs.db",
+        "lost+found",
+        "system volume information",
+        "thumbs.db",
+    }
+)
+
+
+@dataclass
+class Found:
+    """The files of a folder.
+
+    Attributes
+    ----------
+    files : list of str
+        Paths of the files that have one of the endings, sorted as text in each folder.
+    ignored : dict of list of str
+        Paths of the other files, by ending in lower case; files without an ending under ``''``.
+    hidden : int
+        Number of files that are hidden or a system's, or in such folders.
+
+    Examples
+    --------
+    >>> from chainermn.datasets.folders import Found
+    >>> Found(["cat.jpg"], {".heic": ["dog.HEIC"]}).left_out()
+    ['left out: 1 file .heic, such as dog.HEIC']
+    """
+
+    files: list[str] = field(default_factory=list)
+    ignored: dict[str, list[str]] = field(default_factory=dict)
+    hidden: int = 0
+
+    @classmethod
+    def joined(cls, parts: Iterable[Found]) -> Found:
+        """Return what was found in several folders."""
+        total = cls()
+        for part in parts:
+            total.files += part.files
+            total.hidden += part.hidden
+            for ending, paths in part.ignored.items():
+                total.ignored.setdefault(ending, []).extend(paths)
+        return total
+
+    def left_out(self, hint: Callable[[str], str] = lambda _: "", most: int = 3) -> list[str]:
+        """Return lines that tell what was left out.
+
+        Parameters
+        ----------
+        hint : callable
+            Function from an ending to what to do about such files; empty for nothing.
+        most : int
+            Number of lines for endings; those of fewer files share the last one.
+        """
+        by_number = sorted(self.ignored.items(), key=lambda item: (-len(item[1]), item[0]))
+        lines = []
+        for ending, paths in by_number[:most]:
+            what = _files(len(paths), f" {shown(ending)}" if ending else " without an ending")
+            advice = f": {hint(ending)}" if hint(ending) else ""
+            lines.append(f"left out: {what}, such as {shown(paths[0])}{advice}")
+        if rest := by_number[most:]:
+            endings = ", ".join(shown(ending) if ending else "none" for ending, _ in rest)
+            n = sum(len(paths) for _, paths in rest)
+            lines.append(f"left out: {_files(n)} of {len(rest)} other endings: {endings:.200}")
+        if self.hidden:
+            lines.append(f"left out: {_files(self.hidden)} that are hidden, or a system's")
+        return lines
+
+
+def find_files(
+    folder: str | os.PathLike[str], endings: Collection[str], below: bool = True
+) -> Found:
+    """Find the files of a folder that have one of some endings.
+
+    Links are followed. Every file is in the result: found, ignored for its ending, or counted as
+    hidden. Hidden are names that begin with a dot, and what systems leave behind, such as
+    ``@eaDir`` and ``__MACOSX``.
+
+    Parameters
+    ----------
+    folder : path
+        Folder to search.
+    endings : collection of str
+        Endings in lower case, such as ``.jpg``; those of the files may be in any case.
+    below : bool
+        Whether to search the folders in it, too.
+
+    Raises
+    ------
+    OSError
+        If a folder cannot be read.
+    ValueError
+        If a link leads to a folder that has been searched already.
+
+    Examples
+    --------
+    >>> from chainermn.datasets import folders
+    >>> if comm.rank == 0:
+    ...     for name in ("b.JPG", "a.jpg", "c.HEIC", ".d.jpg"):
+    ...         with chainermn.files.atomic_write(name) as file:
+    ...             pass
+    ...     found = folders.find_files(".", {".jpg"})
+    ...     print(found.files, found.ignored, found.hidden)
+    ['./a.jpg', './b.JPG'] {'.heic': ['./c.HEIC']} 1
+    """
+    found, seen = Found(), dict[str, str]()
+    for place, inner, names in os.walk(folder, followlinks=True, onerror=_refuse):
+        real = os.path.realpath(place)
+        if real in seen:
+            raise ValueError(
+                f"{shown(place)} is a link to {shown(real)}, which is there already as "
+                f"{shown(seen[real])}"
+            )
+        seen[real] = place
+        visible = sorted(name for name in inner if not _is_hidden(name))
+        if below:
+            for name in set(inner).difference(visible):
+                found.hidden += sum(1 for _ in _all_files(os.path.join(place, name)))
+        inner[:] = visible if below else []
+        for name in sorted(names):
+            path = os.path.join(place, name)
+            ending = os.path.splitext(name)[1].lower()
+            if _is_hidden(name):
+                found.hidden += 1
+            elif ending in endings:
+                found.files.append(path)
+            else:
+                found.ignored.setdefault(ending, []).append(path)
+    return found
+
+
+def find_folders(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the folders in a folder, sorted as text, without hidden ones.
+
+    Examples
+    --------
+    >>> import pathlib
+    >>> from chainermn.datasets import folders
+    >>> if comm.rank == 0:
+    ...     for name in ("10", "2", "@eaDir"):
+    ...         pathlib.Path(name).mkdir()
+    ...     print(folders.find_folders("."))
+    ['10', '2']
+    """
+    with os.scandir(folder) as entries:
+        return sorted(e.name for e in entries if e.is_dir() and not _is_hidden(e.name))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _SYSTEM
+
+
+def _all_files(folder: str) -> Iterator[str]:
+    for _, _, names in os.walk(folder):
+        yield from names
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def _files(n: int, kind: str = "") -> str:
+    return f"{n} file{kind}" if n == 1 else f"{n} files{kind}"
