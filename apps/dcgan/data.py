@@ -12,6 +12,8 @@ import chainer
 import numpy as np
 from PIL import Image, ImageOps
 
+from chainermn.datasets.folders import find_files
+from chainermn.datasets.names import shown
 from chainermn.files import open_regular, read_bytes
 from chainermn.progress import Progress
 
@@ -137,12 +139,14 @@ def _load_idx(directory: Path, name: str) -> np.ndarray:
 
 def _load_files(directory: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
     endings = {e for e, name in Image.registered_extensions().items() if name in FORMATS}
-    paths = sorted(path for path in directory.rglob("*") if path.suffix.lower() in endings)
+    found = find_files(directory, endings)
+    paths, left_out = list(map(Path, found.files)), found.left_out()
     if len(paths) < FEWEST_FILES:
         raise ValueError(
             f"expected at least {FEWEST_FILES} image files in {directory.resolve()} and its "
-            f"folders, got {len(paths)}"
+            f"folders, got {'; '.join([str(len(paths)), *left_out])}"
         )
+    print("\n".join([f"{len(paths)} images in {shown(directory)}", *left_out]), flush=True)
     images = np.empty((len(paths), 3, size, size), np.uint8)
     progress = Progress(len(paths), "reading images")
     for pixels, path in zip(images, paths, strict=True):

@@ -10,6 +10,7 @@ from chainer.training import extensions
 from matplotlib.figure import Figure
 from PIL import Image
 
+from chainermn.datasets.overview import choose_examples, draw_examples
 from chainermn.extensions import BestModel, TensorBoardReport, TerminalReport, Throughput
 from evaluation import DISTANCE
 from model import N_LATENT, Generator, generate
@@ -17,6 +18,16 @@ from model import N_LATENT, Generator, generate
 LOSSES = ["generator/loss", "discriminator/loss"]
 N_SHOWN = 80
 FEWEST_PIXELS = 300  # a side of a picture; smaller ones are enlarged
+
+
+def show_examples(images: np.ndarray, n_validation: int, out: str) -> None:
+    """Print how many images there are, and draw some; they are of shape (n, channels, y, x)."""
+    channels, height, width = images.shape[1:]
+    kind = f"{height}x{width} pixels, {'color' if channels == 3 else 'gray'}"
+    print(f"{len(images)} images to train on, {n_validation} to compare with: {kind}", flush=True)
+    chosen = choose_examples(np.zeros(len(images)))
+    pictures = [np.squeeze(images[i].transpose(1, 2, 0)) for i in chosen]
+    draw_examples(Path(out, "examples.png"), pictures, [f"image {i}" for i in chosen])
 
 
 def add_reports(

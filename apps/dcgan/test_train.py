@@ -80,7 +80,8 @@ def test_what_is_written(app, trained):
     assert [row["epoch"] for row in log] == list(range(1, EPOCHS + 1))
     assert all(row[name] > 0 for row in log for name in ("generator/loss", "discriminator/loss"))
     assert written == {
-        *("best.json", "best.npz", "curves.png", "log", "model.npz", "ranks.png", "run.json"),
+        *("best.json", "best.npz", "curves.png", "examples.png", "log", "model.npz"),
+        *("ranks.png", "run.json"),
         f"features-{app.data.digest(train_images)}.npz",
         *(f"snapshot_iter_{row['iteration']}.0" for row in log[-3:]),
         *(f"pictures/epoch_{n:03d}.png" for n in range(1, EPOCHS + 1)),
@@ -103,13 +104,15 @@ def test_only_rank_0_prints(trained):
     if chainermn.create_communicator("naive").rank > 0:
         assert shown == ""
         return
-    first, scale, header, *rows, last, best, files = shown.splitlines()
+    first, scale, kind, header, *rows, last, best, files = shown.splitlines()
     assert first == "ranks: 2, hosts: 1, communicator: SingleNodeCommunicator"
     expected = (
         r"distance from 360 validation images: (0\.\d{3}) of training images, (\S+) of noise"
     )
     of_training, of_noise = map(float, re.fullmatch(expected, scale).groups())
     assert of_training < 1 < 20 < of_noise
+    assert kind == "1437 images to train on, 360 to compare with: 8x8 pixels, gray"
+    assert read_picture(out / "examples.png").shape == (592, 780, 3)
     assert header.split()[:2] == ["epoch", "generator/loss"]
     assert [row.split()[0] for row in rows] == [str(n) for n in range(1, EPOCHS + 1)]
     assert last == f"distance {read_log(out)[-1][DISTANCE]:.3f} after {EPOCHS} epochs"
@@ -188,8 +191,17 @@ def test_image_files_of_any_kind(app, tmp_path, capsys):
     Image.new("L", (20, 50), 255).save(photos / "more" / "gray.jpg")
     Image.new("RGBA", (20, 50), (255, 0, 0, 255)).save(photos / "more" / "red.gif")
     (photos / "notes.txt").touch()
-    parts = app.data.load("images", photos, 16)
-    assert "reading images: 100%\n" in capsys.readouterr().out
+    (photos / "@eaDir").mkdir()
+    shutil.copy(photos / "0.png", photos / "@eaDir")
+    (tmp_path / "linked").symlink_to("photos")
+    parts = app.data.load("images", tmp_path / "linked", 16)
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[:3] == [
+        f"120 images in {tmp_path}/linked",
+        f"left out: 1 file .txt, such as {tmp_path}/linked/notes.txt",
+        "left out: 1 file, hidden or a system's",
+    ]
+    assert "reading images: 100%\n" in shown
     assert [part.shape[1:] for part in parts] == [(3, 16, 16)] * 2
     assert sum(map(len, parts)) == 120
     everything = np.concatenate(parts)

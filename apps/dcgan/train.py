@@ -23,7 +23,7 @@ from chainermn.links import create_mnbn_model
 from chainermn.progress import silence
 from evaluation import DistanceEvaluator, create_reference
 from model import Discriminator, Generator, load_generator
-from reports import add_reports, finish
+from reports import add_reports, finish, show_examples
 from updater import GANUpdater
 
 
@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     trainer.extend(DistributedReport(comm))
     with exit_together(comm):
         if comm.rank == 0:
+            show_examples(train, len(validation), args.out)
             add_reports(trainer, generator, args, comm.size)
 
     settings = {key: vars(args)[key] for key in ("unit", "batchsize", "lr", "seed")}

@@ -84,6 +84,6 @@ def test_what_is_left_out_is_told_with_an_example():
         "left out: 3 files .heic, such as a.HEIC: pip install it",
         "left out: 1 file without an ending, such as c",
         "left out: 2 files of 2 other endings: .avif, .txt",
-        "left out: 1 file that are hidden, or a system's",
+        "left out: 1 file, hidden or a system's",
     ]
     assert Found(["a.jpg"]).left_out() == []

@@ -82,7 +82,7 @@ class Found:
             n = sum(len(paths) for _, paths in rest)
             lines.append(f"left out: {_files(n)} of {len(rest)} other endings: {endings:.200}")
         if self.hidden:
-            lines.append(f"left out: {_files(self.hidden)} that are hidden, or a system's")
+            lines.append(f"left out: {_files(self.hidden)}, hidden or a system's")
         return lines
 
 
