@@ -1,7 +1,5 @@
 """Training images of one size, without labels."""
 
-import gzip
-import io
 import warnings
 import zlib
 from importlib.metadata import distribution
@@ -12,15 +10,15 @@ import chainer
 import numpy as np
 from PIL import Image, ImageOps
 
+from chainermn.datasets import idx
 from chainermn.datasets.folders import find_files
 from chainermn.datasets.names import shown
-from chainermn.files import open_regular, read_bytes
+from chainermn.files import open_regular
 from chainermn.progress import Progress
 
-IDX_FILES = "train-images-idx3-ubyte", "t10k-images-idx3-ubyte"
 HELD_OUT = 0.1  # share of the files in a folder
 FEWEST_FILES = 100
-MOST_BYTES = 1 << 30  # of a file and of its unpacked content; MNIST's largest has 47 million
+MOST_BYTES = 1 << 30  # of a file
 
 # The only formats to read, whatever a file is called. Pillow knows many more, and runs other
 # programs for some of them.
@@ -63,13 +61,11 @@ def load(dataset: str, directory: str | None, size: int) -> tuple[np.ndarray, np
     if dataset == "digits":
         return _load_digits()
     if dataset == "mnist":
-        train, validation = (_load_idx(Path(directory), name) for name in IDX_FILES)
-        if train.shape[1:] != validation.shape[1:]:
-            raise ValueError(
-                f"{directory}: the images of the two files must have the same size, got "
-                f"{train.shape[2:]} and {validation.shape[2:]}"
-            )
-        return train, validation
+        train, validation = idx.read_images(directory)
+        if train.shape[1] != train.shape[2]:
+            size = "x".join(map(str, train.shape[1:]))
+            raise ValueError(f"{directory}: expected square images, got {size} pixels")
+        return train[:, None], validation[:, None]
     return _load_files(Path(directory), size)
 
 
@@ -84,42 +80,6 @@ def digest(images: np.ndarray) -> str:
     return f"{zlib.crc32(images):08x}"
 
 
-def read_idx(content: bytes, name: str) -> np.ndarray:
-    """Decode a file of images in MNIST's format, IDX, gzipped or not.
-
-    Returns
-    -------
-    array of uint8, shape (n, 1, size, size)
-
-    Raises
-    ------
-    ValueError
-        If it is something else, has been cut off, or its images are not square. The message
-        begins with ``name``.
-    """
-    packed = io.BytesIO(content)
-    file = gzip.GzipFile(fileobj=packed) if content.startswith(b"\x1f\x8b") else packed
-    try:
-        header = file.read(16)
-        if header[:4] != b"\0\0\x08\x03":
-            raise ValueError(
-                f"{name}: expected an IDX file of images, which starts with 00 00 08 03, got "
-                f"{header[:4].hex(' ') or 'nothing'}"
-            )
-        n, height, width = (int.from_bytes(header[i : i + 4], "big") for i in (4, 8, 12))
-        size = n * height * width
-        # Read at most what the header says: a small file may unpack to gigabytes.
-        pixels = file.read(min(size, MOST_BYTES) + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{name}: damaged gzip file ({error})") from None
-    if not 0 < size <= MOST_BYTES or len(pixels) != size or height != width:
-        found = f"{'at least ' if len(pixels) > size else ''}{len(header) + len(pixels)}"
-        raise ValueError(
-            f"{name}: expected square images, got {found} bytes for {n} of {height}x{width} pixels"
-        )
-    return np.frombuffer(pixels, np.uint8).reshape(n, 1, height, width)
-
-
 def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     # Like sklearn.datasets.load_digits, without the half second that its import takes.
     path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
@@ -127,14 +87,6 @@ def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     order = np.random.RandomState(0).permutation(len(pixels))
     images = np.rint(pixels[order, None] * (255 / 16)).astype(np.uint8)
     return images[:1437], images[1437:]
-
-
-def _load_idx(directory: Path, name: str) -> np.ndarray:
-    candidates = [directory / name, directory / f"{name}.gz"]
-    found = next((path for path in candidates if path.is_file()), None)
-    if found is None:
-        raise FileNotFoundError(f"{directory.resolve()} contains neither {name} nor {name}.gz")
-    return read_idx(read_bytes(found, MOST_BYTES), str(found))
 
 
 def _load_files(directory: Path, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shlex
 from argparse import Namespace
 from functools import partial
@@ -359,31 +360,26 @@ def test_names_that_would_be_two_lines(app, animals, tmp_path):
         app.prepare.write_lists(found, args)
 
 
-def test_error_for_idx_files(app, clothes):
-    images, labels = (clothes / f"t10k-{what}-ubyte" for what in ("images-idx3", "labels-idx1"))
-    whole = images.read_bytes()
-    ten_terabytes = whole[:4] + 2 * (1 << 20).to_bytes(4, "big") + (10).to_bytes(4, "big")
-    for damaged, message in [
-        (whole[:-1], "expected 210 bytes .* of shape .7, 6, 5., got 209"),
-        (whole + b"x", "expected 210 bytes .*, got more"),
-        (ten_terabytes, "expected at most .* 1073741824 bytes, got an array of 10995116277760"),
-        (labels.read_bytes(), "expected an IDX file .* with 3 dimensions, got something else"),
-        (b"P5", "expected an IDX file .* with 3 dimensions, got something else"),
-        (b"", "expected an IDX file .* with 3 dimensions, got something else"),
-    ]:
-        images.write_bytes(damaged)
-        with pytest.raises(ValueError, match=f"{images}: {message}"):
-            app.idx.read_part(clothes, "t10k")
-    images.unlink()
-    (clothes / f"{images.name}.gz").write_bytes(gzip.compress(whole)[:-9])
-    with pytest.raises(ValueError, match="gz is damaged"):
-        app.idx.read_part(clothes, "t10k")
-    images.write_bytes(idx_content(np.zeros((6, 2, 2), np.uint8)))
-    with pytest.raises(ValueError, match="t10k has 6 images and 7 labels"):
-        app.idx.read_part(clothes, "t10k")
-    labels.unlink()
-    with pytest.raises(FileNotFoundError, match="neither t10k-labels-idx1-ubyte nor"):
-        app.idx.read_part(clothes, "t10k")
+def test_classes_of_idx_files_are_the_labels_that_occur(app, clothes, tmp_path):
+    labels = [path for path in clothes.iterdir() if "labels" in path.name]
+    for path in labels:
+        count = path.read_bytes()[4:8]
+        n = int.from_bytes(count, "big")
+        path.write_bytes(b"\0\0\x08\x01" + count + bytes([2, 10, 9][i % 3] for i in range(n)))
+    found = app.idx.write_images(clothes, tmp_path / "out", 0, 1)
+    assert found.classes == ["2", "9", "10"]
+    assert found.val[:3] == [
+        (tmp_path / "out/val" / f"{label}/{i:05}.png", number)
+        for i, (label, number) in enumerate([(2, 0), (10, 2), (9, 1)])
+    ]
+    assert sorted(path.name for path in (tmp_path / "out/train").iterdir()) == ["10", "2", "9"]
+
+    test = clothes / "t10k-labels-idx1-ubyte"
+    test.write_bytes(test.read_bytes()[:-2] + bytes([11, 1]))
+    message = f"{test}: expected labels of the training images, got 1, 11 too"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        app.idx.write_images(clothes, tmp_path / "other", 0, 1)
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.mpi(2, timeout=LIMIT)

@@ -1,6 +1,5 @@
 """The networks, by their names for ``--model``."""
 
-import math
 from pathlib import Path
 
 import chainer
@@ -33,7 +32,7 @@ class MLP(chainer.Chain):
         Parameters
         ----------
         x : chainer.Variable or array
-            Images, of shape (batch, pixels) and dtype float32.
+            Images, of shape (batch, height, width) and dtype float32.
 
         Returns
         -------
@@ -65,9 +64,8 @@ class CNN(chainer.Chain):
             self.l2 = L.Linear(n_units, n_out)
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """Return the scores of the classes, for square images."""
-        side = math.isqrt(x.shape[1])
-        h = F.reshape(x, (len(x), 1, side, side))
+        """Return the scores of the classes."""
+        h = F.expand_dims(x, 1)
         h = F.max_pooling_2d(F.relu(self.conv1(h)), 2)
         h = F.max_pooling_2d(F.relu(self.conv2(h)), 2)
         h = F.dropout(F.relu(self.l1(h)), 0.5)

@@ -2,7 +2,6 @@
 """Read the validation data with a trained network, and draw digits with its answers."""
 
 import argparse
-import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -64,7 +63,7 @@ def predict(network: chainer.Chain, images: np.ndarray, batchsize: int = 500) ->
     Parameters
     ----------
     network : chainer.Chain
-    images : array of float32, shape (n, pixels)
+    images : array of float32, shape (n, height, width)
     batchsize : int
 
     Returns
@@ -83,11 +82,10 @@ def draw(images: np.ndarray, digits: np.ndarray, read: np.ndarray, path: Path) -
     """Draw images, each with the digit that was read, and the right digit of errors."""
     from matplotlib.figure import Figure
 
-    side = math.isqrt(images.shape[1])
     figure = Figure(figsize=(N_COLUMNS * 0.8, N_ROWS), layout="constrained", dpi=120)
     for place, (image, digit, seen) in enumerate(zip(images, digits, read, strict=True), 1):
         axes = figure.add_subplot(N_ROWS, N_COLUMNS, place)
-        axes.imshow(image.reshape(side, side), cmap="gray_r", vmin=0, vmax=1)
+        axes.imshow(image, cmap="gray_r", vmin=0, vmax=1)
         axes.set_axis_off()
         right = seen == digit
         title, color = (str(seen), "black") if right else (f"{seen}, is {digit}", "firebrick")

@@ -69,7 +69,7 @@ def test_mnist_without_data_where_they_are_read(start_job: Start, local_path: Pa
     assert job.returncode != 0
     assert (job.timed_out, job.left_behind) == (False, []), job
     assert "Traceback" not in job.stderr
-    assert f"error: {local_path} contains neither train-images-idx3-ubyte nor" in job.stderr
+    assert f"error: {local_path} contains no train-images-idx3-ubyte, gzipped" in job.stderr
 
 
 def test_imagenet_with_images_on_every_host(

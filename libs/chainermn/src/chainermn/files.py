@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import json
 import os
 import reprlib
@@ -15,6 +16,7 @@ import secrets
 import stat
 import sys
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
@@ -132,6 +134,35 @@ def open_regular(
             raise ValueError(f"{path}: expected at most {most} bytes, got {status.st_size}")
         on_error.pop_all()
         return file
+
+
+@contextlib.contextmanager
+def open_unpacked(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file for reading bytes, and unpack it if it is gzipped, whatever its name.
+
+    A browser may unpack a download and keep the ending ``.gz``. Limit what you read: a small file
+    can unpack to gigabytes.
+
+    Raises
+    ------
+    OSError, ValueError
+        For the reasons of `open_regular`, or inside the ``with`` block if the file is damaged.
+
+    Examples
+    --------
+    >>> with chainermn.files.atomic_write("words.gz", "wb") as file:
+    ...     n = file.write(b"not packed")
+    >>> with chainermn.files.open_unpacked("words.gz") as file:
+    ...     file.read(3)
+    b'not'
+    """
+    with open_regular(path) as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
+            yield gzip.GzipFile(fileobj=file) if is_packed else file  # type: ignore[misc]
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path}: damaged gzip file ({error})") from None
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
