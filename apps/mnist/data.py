@@ -1,5 +1,6 @@
 """Images of handwritten digits, with labels."""
 
+import argparse
 import hashlib
 import tempfile
 import urllib.error
@@ -13,6 +14,7 @@ from chainer.dataset import cache_or_load_file, get_dataset_directory
 from chainer.datasets import TupleDataset
 
 from chainermn.datasets import idx
+from chainermn.datasets.overview import show_classes
 from chainermn.files import open_regular
 
 MIRRORS = (
@@ -73,6 +75,15 @@ def load(dataset: str, directory: str | None = None) -> tuple[TupleDataset, Tupl
             parts = _load_cached("train"), _load_cached("test")
         return tuple(_scaled(*part, 255) for part in parts)
     raise ValueError(f"unknown data set {dataset!r}; expected 'digits' or 'mnist'")
+
+
+def load_shown(args: argparse.Namespace) -> tuple[TupleDataset, TupleDataset]:
+    """Load as the options say; print how many images each digit has, and draw some in --out."""
+    train, validation = load(args.dataset, args.data)
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    labels = {"train": [digit for _, digit in train], "validate": [d for _, d in validation]}
+    show_classes(args.out, list("0123456789"), labels, lambda i: train[i][0])
+    return train, validation
 
 
 def _load_digits() -> tuple[TupleDataset, TupleDataset]:

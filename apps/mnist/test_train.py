@@ -65,7 +65,7 @@ ITERATIONS = math.ceil(719 / 30)  # per epoch, on two ranks
 @pytest.mark.mpi(2, timeout=LIMIT)
 def test_what_is_written(two_ranks):
     _, out = two_ranks
-    plots = ["accuracy.png", "loss.png"]
+    plots = ["accuracy.png", "examples.png", "loss.png"]
     snapshots = [f"snapshot_iter_{n * ITERATIONS}.0" for n in (2, 3, 4)]
     others = ["best.json", "best.npz", "log", "model.npz", "run.json"]
     assert sorted(path.name for path in out.glob("[!.]*")) == sorted([*others, *plots, *snapshots])
@@ -89,7 +89,10 @@ def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
     if comm.rank == 1:
         assert printed == ""
         return
-    first, header, *rows, summary, best, files = printed.splitlines()
+    lines = printed.splitlines()
+    first, *table = lines[:12]
+    header, *rows, summary, best, files = lines[12:]
+    assert table[:2] == ["class     train  validate", "    0 0     147        31"]
     assert first == "ranks: 2, hosts: 1, communicator: SingleNodeCommunicator"
     assert header.split()[:2] == ["epoch", "main/loss"]
     assert [row.split()[0] for row in rows] == [str(epoch) for epoch in range(1, 5)]
@@ -620,7 +623,7 @@ def test_scripts_differ_in_nothing_but_the_tutorial():
     assert removed == [
         'device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")',
         "device.use()",
-        "train, validation = data.load(args.dataset, args.data)",
+        "train, validation = data.load_shown(args)",
         'load_weights(Path(args.out, "best.npz"), network)',
         'print(f"{evaluator()[ACCURACY]:.2%} of the validation data read correctly")',
         "add_reports(trainer, network, args)",

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     optimizer.setup(model)
 
     with exit_together(comm):
-        train, validation = data.load(args.dataset, args.data) if comm.rank == 0 else (None, None)
+        train, validation = data.load_shown(args) if comm.rank == 0 else (None, None)
     if replica.rank == 0:
         train = chainermn.scatter_dataset(train, peers, shuffle=True, seed=args.seed)
         validation = chainermn.scatter_dataset(validation, peers, force_equal_length=False)

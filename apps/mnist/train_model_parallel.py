@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     optimizer.setup(model)
 
     with exit_together(comm):
-        train, validation = data.load(args.dataset, args.data) if comm.rank == 0 else (None, None)
+        train, validation = data.load_shown(args) if comm.rank == 0 else (None, None)
     train, validation = input_of(train, comm), input_of(validation, comm)
     batches = chainer.iterators.SerialIterator(train, args.batchsize)
     validation_batches = chainer.iterators.SerialIterator(

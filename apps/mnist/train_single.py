@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     optimizer = chainer.optimizers.Adam()
     optimizer.setup(model)
 
-    train, validation = data.load(args.dataset, args.data)
+    train, validation = data.load_shown(args)
     batches = chainer.iterators.SerialIterator(train, args.batchsize)
     validation_batches = chainer.iterators.SerialIterator(
         validation, args.batchsize, repeat=False, shuffle=False
