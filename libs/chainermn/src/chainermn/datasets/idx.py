@@ -87,17 +87,15 @@ def read_data_set(folder: str | os.PathLike[str]) -> tuple[Labeled, Labeled]:
     Examples
     --------
     >>> from chainermn.datasets import idx
-    >>> header = bytes([0, 0, 8, 1, 0, 0, 0, 2])
     >>> if comm.rank == 0:
-    ...     for name, content in (
-    ...         ("train-images-idx3-ubyte", b"<!DOCTYPE html>"),
-    ...         ("train-labels-idx1-ubyte", header + bytes([7, 3])),
-    ...     ):
-    ...         with chainermn.files.atomic_write(name, "wb") as file:
-    ...             n = file.write(content)
-    ...     idx.read_data_set(".")
-    Traceback (most recent call last):
-    ValueError: train-images-idx3-ubyte: expected an IDX file that starts with 00 00 08 03 (3 ...
+    ...     for name, shape in (("images-idx3", [1, 2, 2]), ("labels-idx1", [1])):
+    ...         header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">i4").tobytes()
+    ...         for part in ("train", "t10k"):
+    ...             with chainermn.files.atomic_write(f"{part}-{name}-ubyte", "wb") as file:
+    ...                 n = file.write(header + bytes([7] * np.prod(shape)))
+    ...     _, (test_images, test_labels) = idx.read_data_set(".")
+    ...     print(test_images.tolist(), test_labels.tolist())
+    [[[7, 7], [7, 7]]] [7]
     """
     train, test = (read_part(folder, part) for part in _PARTS)
     _check_sizes(folder, train[0], test[0])
@@ -105,14 +103,30 @@ def read_data_set(folder: str | os.PathLike[str]) -> tuple[Labeled, Labeled]:
 
 
 def read_images(folder: str | os.PathLike[str]) -> tuple[Bytes, Bytes]:
-    """Return images to train on and to test with; see `read_data_set`."""
+    """Return images to train on and to test with; see `read_data_set`.
+
+    Examples
+    --------
+    >>> from chainermn.datasets import idx
+    >>> idx.read_images("/nowhere")
+    Traceback (most recent call last):
+    FileNotFoundError: /nowhere contains no train-images-idx3-ubyte, gzipped or not
+    """
     train, test = (_read(folder, f"{part}-images-idx3-ubyte", 3) for part in _PARTS)
     _check_sizes(folder, train, test)
     return train, test
 
 
 def read_part(folder: str | os.PathLike[str], part: str) -> Labeled:
-    """Return images and labels of ``part``, 'train' or 't10k'; see `read_data_set`."""
+    """Return images and labels of ``part``, 'train' or 't10k'; see `read_data_set`.
+
+    Examples
+    --------
+    >>> from chainermn.datasets import idx
+    >>> idx.read_part("/nowhere", "t10k")
+    Traceback (most recent call last):
+    FileNotFoundError: /nowhere contains no t10k-images-idx3-ubyte, gzipped or not
+    """
     names = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
     images, labels = _read(folder, names[0], 3), _read(folder, names[1], 1)
     if len(images) != len(labels):
