@@ -7,8 +7,18 @@ import chainer
 import matplotlib
 from chainer.training import extensions
 
+from chainermn.datasets.overview import show_classes
 from chainermn.extensions import BestModel, TensorBoardReport, TerminalReport, Throughput
+from data import Images
 from training import ACCURACY, LOSS
+
+
+def show_data(images: Images, out: str) -> None:
+    """Print how many images each class has, and draw some of them."""
+    Path(out).mkdir(parents=True, exist_ok=True)
+    parts = {"train": images.train, "validate": images.validation, "test": images.test}
+    labels = {name: [label for _, label in part] for name, part in parts.items()}
+    show_classes(out, images.classes, labels, lambda i: images.train[i][0].transpose(1, 2, 0))
 
 
 def add_reports(

@@ -36,7 +36,7 @@ def trained(app, call, folder) -> tuple[str, Path]:
 @pytest.mark.mpi(2, timeout=LIMIT)
 def test_what_is_written(trained, read_log):
     _, out = trained
-    plots = ["accuracy.png", "loss.png", "ranks.png"]
+    plots = ["accuracy.png", "examples.png", "loss.png", "ranks.png"]
     snapshots = [f"snapshot_iter_{9 * epoch}.0" for epoch in (3, 4, 5)]
     others = ["best.json", "best.npz", "log", "model.npz", "run.json"]
     assert sorted(path.name for path in out.glob("[!.]*")) == sorted([*others, *plots, *snapshots])
@@ -63,8 +63,9 @@ def test_test_images_are_those_of_the_best_network(trained, app, call, tmp_path,
     if chainermn.create_communicator("naive").rank > 0:
         assert shown == again == ""
         return
-    first, *_, best, _, tested = shown.splitlines()
+    first, title, *_, best, _, tested = shown.splitlines()
     assert first == "ranks: 2, hosts: 1, communicator: SingleNodeCommunicator"
+    assert title.split() == ["class", "train", "validate", "test"]
     about = json.loads((out / "best.json").read_text())
     assert best == f"the best: {about['value']:.2%} after epoch {about['epoch']}"
     accuracy = re.fullmatch(r"([\d.]+)% of the 100 test images recognized by the best", tested)[1]

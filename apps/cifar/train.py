@@ -14,7 +14,7 @@ from chainermn.agreement import exit_together, run_on_root
 from chainermn.extensions import DistributedReport, StopOnSignal, multi_node_snapshot, record_run
 from chainermn.progress import silence
 from model import load_weights
-from reports import add_reports, print_summary
+from reports import add_reports, print_summary, show_data
 
 # A run can be resumed with other values of these.
 FREE = {"data", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard", "quiet"}
@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         trainer.extend(DistributedReport(comm))
         with exit_together(comm):
             if comm.rank == 0:
+                show_data(images, args.out)
                 add_reports(trainer, network, args, comm.size)
         settings = {name: value for name, value in vars(args).items() if name not in FREE}
         snapshot = extensions.snapshot(n_retains=3)
