@@ -420,7 +420,7 @@ def dev(session: nox.Session) -> None:
 
 def build_site(session: nox.Session, *requirements: str) -> Path:
     """Install the site's tools and more requirements, build the site, and return its folder."""
-    libs = [*CHAINER, "libs/chainermn[testing]"]
+    libs = [*CHAINER, "libs/chainermn[pictures,testing]"]
     install(session, *libs, "--group", "docs", *requirements)
     site = Path("docs/_build").resolve()
     shutil.rmtree(site, ignore_errors=True)

@@ -1,6 +1,5 @@
 """Training images of one size, without labels."""
 
-import warnings
 import zlib
 from importlib.metadata import distribution
 from pathlib import Path
@@ -10,25 +9,13 @@ import chainer
 import numpy as np
 from PIL import Image, ImageOps
 
-from chainermn.datasets import idx
+from chainermn.datasets import idx, pictures
 from chainermn.datasets.folders import find_files
 from chainermn.datasets.names import shown
-from chainermn.files import open_regular
 from chainermn.progress import Progress
 
 HELD_OUT = 0.1  # share of the files in a folder
 FEWEST_FILES = 100
-MOST_BYTES = 1 << 30  # of a file
-
-# The only formats to read, whatever a file is called. Pillow knows many more, and runs other
-# programs for some of them.
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-
-# Pixels that an image may have; a file of a few bytes can claim billions.
-MOST_PIXELS = 128_000_000
-# Pillow warns of images larger than this, and refuses images twice as large.
-Image.MAX_IMAGE_PIXELS = MOST_PIXELS // 2
-warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 def load(dataset: str, directory: str | None, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -90,9 +77,8 @@ def _load_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _load_files(directory: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
-    endings = {e for e, name in Image.registered_extensions().items() if name in FORMATS}
-    found = find_files(directory, endings)
-    paths, left_out = list(map(Path, found.files)), found.left_out()
+    found = find_files(directory, pictures.endings())
+    paths, left_out = list(map(Path, found.files)), found.left_out(pictures.hint)
     if len(paths) < FEWEST_FILES:
         raise ValueError(
             f"expected at least {FEWEST_FILES} image files in {directory.resolve()} and its "
@@ -111,9 +97,8 @@ def _load_files(directory: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _read(path: Path, size: int) -> np.ndarray:
     try:
-        with open_regular(path, MOST_BYTES) as file, Image.open(file, formats=FORMATS) as image:
-            ImageOps.exif_transpose(image, in_place=True)
-            upright = image.convert("RGB")
+        with pictures.open_picture(path) as picture:
+            upright = picture.rgb()
     except Exception as error:  # Pillow's decoders each have their own
         raise ValueError(
             f"{path} cannot be read as an image ({type(error).__name__}: {error})"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import ilsvrc
-import images
+from chainermn.datasets import pictures
 
 # All except "{}" are ILSVRC2012's: from its archives, and from those of the localization task.
 PLACES = ("{}", "ILSVRC2012_img_{}", "Data/CLS-LOC/{}", "ILSVRC/Data/CLS-LOC/{}")
@@ -114,7 +114,7 @@ def list_classes(folders: list[Path], numbers: dict[str, int]) -> Labeled:
 
 def list_images(folder: Path) -> list[Path]:
     """Return the images in a folder and the folders in it, sorted, without hidden ones."""
-    endings = images.endings()
+    endings = pictures.endings()
     found, seen = [], set()
     for place, inner, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(place)) in seen:

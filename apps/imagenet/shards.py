@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from chainermn.datasets.pictures import MOST_BYTES
 from chainermn.files import open_regular, open_tar, read_json
 from data import MOST_CLASSES
-from images import MOST_BYTES, open_image
+from images import open_image
 
 INDEX = "index.json"
 # Columns of the index.

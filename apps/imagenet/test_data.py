@@ -52,39 +52,6 @@ def assert_alike(found, expected, tolerance=12):
     np.testing.assert_allclose(found, expected, atol=tolerance)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "CMYK"])
-def test_colors_of_jpeg(app, quarters, mode, tmp_path):
-    quarters.convert(mode).save(tmp_path / "a.jpg", quality=95)
-    pixels = read(app, tmp_path / "a.jpg")
-    assert (pixels.shape, pixels.dtype) == ((3, 40, 40), np.uint8)
-    assert_alike(corners(pixels), [RED, GREEN, BLUE, WHITE])
-
-
-def test_gray_has_three_equal_colors(app, quarters, tmp_path):
-    quarters.convert("L").save(tmp_path / "a.jpg", quality=95)
-    pixels = read(app, tmp_path / "a.jpg")
-    assert_alike([c[0] for c in corners(pixels)], np.array(quarters.convert("L"))[::59, ::79].flat)
-    assert (pixels[0] == pixels[1]).all() and (pixels[0] == pixels[2]).all()
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_transparent_is_white(app, mode, tmp_path):
-    image = Image.new("RGBA", (60, 60), (*RED, 0))
-    image.paste((20, 20, 20, 255), (0, 0, 60, 30))
-    image.convert(mode).save(tmp_path / "a.png")
-    upper, _, lower, _ = corners(read(app, tmp_path / "a.png"))
-    assert_alike(upper, (20, 20, 20))
-    assert_alike(lower, WHITE)
-
-
-def test_palette_and_16_bits(app, quarters, tmp_path):
-    quarters.quantize(8).save(tmp_path / "a.png")
-    assert_alike(corners(read(app, tmp_path / "a.png")), [RED, GREEN, BLUE, WHITE])
-    gray = np.full((50, 50), 100 * 256, np.uint16)
-    Image.fromarray(gray).save(tmp_path / "b.png")
-    assert (read(app, tmp_path / "b.png") == 100).all()
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("pixels", [(80, 60), (800, 600)])
 def test_photographs_are_turned_upright(app, quarters, orientation, pixels, tmp_path):
@@ -218,13 +185,6 @@ def test_as_many_pixels_as_can_be_are_read(app, monkeypatch, tmp_path):
         assert (read(app, tmp_path / "a.png")[0] == 220).all()
     with pytest.raises(Image.DecompressionBombError, match=r"2460 pixels\) exceeds limit of 2400"):
         read(app, tmp_path / "b.png")
-
-
-@pytest.mark.parametrize("kind", ["EPS", "SGI", "TGA", "PCX"])
-def test_other_formats_are_not_read(app, kind, tmp_path):
-    Image.new("RGB", (20, 20)).save(tmp_path / "a.png", kind)
-    with pytest.raises(OSError, match="cannot identify image file"):
-        read(app, tmp_path / "a.png")
 
 
 def test_list_file(app, tmp_path):
@@ -440,7 +400,7 @@ def test_unreadable_files(app, drawn, tmp_path):
     names = ["good.jpg", "short.jpg", "text.jpg", "absent.jpg"]
     images = app.data.Images(app.data.ImageList([(name, 4) for name in names]), tmp_path, 24)
     batch = images[:]
-    reasons = ["runcated", "cannot identify", "No such file"]
+    reasons = ["runcated", "expected a picture in one of", "No such file"]
     for example, name, reason in zip(batch[1:], names[1:], reasons, strict=True):
         assert example.path == str(tmp_path / name)
         assert reason in example.reason

@@ -106,7 +106,7 @@ def test_unreadable_files_are_named_and_counted(app, place, predict):
     status, _, err = predict("images", "missing.jpg", "--batchsize", 2, "--csv", "t.csv")
     assert status == 1
     first, second, count = err.splitlines()
-    assert first.startswith("images/b/c.png: UnidentifiedImageError: ")
+    assert first.startswith("images/b/c.png: ValueError: expected a picture in one of ")
     assert second.startswith("missing.jpg: FileNotFoundError: ")
     assert count == "2 of 6 files cannot be read"
     assert [row["file"] for row in read_table(place / "t.csv")] == [
