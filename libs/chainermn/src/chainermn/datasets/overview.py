@@ -60,7 +60,9 @@ def show_classes(
     draw_examples(Path(out, "examples.png"), [picture(int(i)) for i in chosen], titles)
 
 
-def class_table(names: Sequence[str], counts: Mapping[str, ArrayLike], most: int = 11) -> list[str]:
+def class_table(
+    names: Sequence[str], counts: Mapping[str, ArrayLike], most: int = 11
+) -> list[str]:
     r"""Return a table of classes, one on each line: label, name and counts.
 
     Parameters
