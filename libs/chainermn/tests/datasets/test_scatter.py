@@ -179,6 +179,45 @@ def test_without_a_seed_all_examples_are_still_there_once(comm: Any) -> None:
     assert sorted(everything) == list(range(9))
 
 
+class Series(list[Any]):
+    """A column of pandas, as far as it counts here: ``[]`` finds items by an index."""
+
+    def __init__(self, values: Any, index: Any) -> None:
+        super().__init__(values)
+        self.index = np.asarray(index)
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(self.index.tolist().index(key))
+
+    def to_numpy(self) -> Any:
+        return np.array(self)
+
+
+class DataFrame(Series):
+    """A table of pandas': ``[]`` finds its columns."""
+
+    columns = ("a", "b")
+
+
+@pytest.mark.mpi(1, 2)
+def test_what_finds_its_examples_by_labels(comm: Any) -> None:
+    labels = [3, 4, 5]
+    for dataset, message in (
+        (
+            DataFrame(labels, range(3)),
+            r"a DataFrame is a set of columns, .* df\.to_records\(index",
+        ),
+        (TupleDataset(labels, DataFrame(labels, range(3))), "a DataFrame is a set of columns"),
+        (Series(labels, [2, 0, 1]), r"a Series finds examples by its index, .*: pass its to_num"),
+        (SubDataset(TupleDataset(labels, Series(labels, ["a", "b", "c"])), 0, 2), "by its index"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            chainermn.scatter_dataset(dataset if comm.rank == 0 else None, comm)
+    series = Series(labels, range(3))
+    part = chainermn.scatter_dataset(series if comm.rank == 0 else None, comm)
+    assert list(part) == {1: [[3, 4, 5]], 2: [[3, 4], [4, 5]]}[comm.size][comm.rank]
+
+
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize(
     ("dataset", "message"),

@@ -74,8 +74,8 @@ def scatter_dataset(
     Raises
     ------
     TypeError
-        On every rank, if the data set of the root has no length, or if its examples cannot be
-        pickled.
+        On every rank, if the data set of the root has no length, if its examples cannot be
+        pickled, or if it is a DataFrame of pandas, or a Series whose index is not 0, 1, 2, ...
     ValueError
         On every rank, if ``root`` is not a rank, or differs between ranks.
 
@@ -110,8 +110,8 @@ def scatter_dataset(
         except TypeError as error:
             raise TypeError(f"rank {root} must pass a data set with a length: {error}") from None
         order = np.random.RandomState(seed).permutation(n) if shuffle else None
-        columns = Columns.of(SubDataset(dataset, 0, n, order)) if comm.size > 1 else None
-        if columns is None:
+        columns = Columns.of(SubDataset(dataset, 0, n, order))
+        if columns is None or comm.size == 1:
             return n, force_equal_length, None
         rounds = columns.round_length(max_buf_len, comm.size)
         return n, force_equal_length, (columns.assemble, rounds)

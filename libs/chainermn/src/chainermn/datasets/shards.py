@@ -41,6 +41,11 @@ class Columns:
 
         Arrays, lists, a `TupleDataset` or `DictDataset` of these, and a `SubDataset` of one of
         those have columns. Instances of subclasses do not: their ``[]`` may do anything.
+
+        Raises
+        ------
+        TypeError
+            If a column is of pandas or the like, and its ``[]`` takes no positions.
         """
         if type(dataset) is SubDataset:
             base = cls.of(dataset._dataset)
@@ -57,6 +62,8 @@ class Columns:
             assemble = partial(_assemble_dict, list(dataset._datasets))
         else:
             columns, assemble = [dataset], operator.itemgetter(0)
+        for column in columns:
+            _refuse_labels(column)
         if not all(_is_column(column) for column in columns):
             return None
         return cls(columns, np.arange(len(dataset)), assemble)
@@ -129,6 +136,24 @@ def _is_column(column: Any) -> bool:
     if type(column) in (np.ndarray, np.memmap):
         return bool(column.ndim)
     return type(column) is list
+
+
+def _refuse_labels(column: Any) -> None:
+    """Refuse what finds rows by labels or columns by names: it would be mixed up, or fail."""
+    if not hasattr(column, "to_numpy"):
+        return
+    if hasattr(column, "columns"):
+        raise TypeError(
+            f"a {type(column).__name__} is a set of columns, not of examples: pass "
+            "TupleDataset(df[INPUTS].to_numpy('f'), df[LABEL].to_numpy('i')), or "
+            "df.to_records(index=False)"
+        )
+    index = getattr(column, "index", None)
+    if index is not None and not np.array_equal(index, np.arange(len(column))):
+        raise TypeError(
+            f"a {type(column).__name__} finds examples by its index, which is not 0, 1, 2, ...: "
+            "pass its to_numpy()"
+        )
 
 
 def _row_bytes(column: Column) -> int:
