@@ -15,8 +15,8 @@ import pytest
 from chainermn.testing.modules import modules_of
 
 HERE = Path(__file__).resolve().parent
-NAMES = ["data", "model", "predict", "search", "search_reports", "shapes", "study", "train"]
-NAMES += ["training"]
+NAMES = ["data", "formats", "model", "pickles", "predict", "search", "search_reports", "shapes"]
+NAMES += ["study", "train", "training"]
 
 
 if "chainermn.testing.pytest_plugin" not in sys.modules:  # in a copy of this folder

@@ -9,6 +9,8 @@ import chainer.links as L
 
 from chainer_compat.npz import open_npz
 
+MOST_BYTES = 1 << 30  # of a file with weights
+
 
 class Block(chainer.Chain):
     """Two convolutions, whose result is added to the input (He et al., 2016, section 3.3).

@@ -12,8 +12,9 @@ import chainer
 import numpy as np
 
 import data
-from chainermn.files import read_json
-from model import ResNet, load_weights
+from chainermn.datasets.names import shown
+from chainermn.files import read_bytes, read_json
+from model import MOST_BYTES, ResNet, load_weights
 
 N_COLUMNS, N_ROWS = 6, 6
 # Arguments of train.py that are used here.
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sources = trained["dataset"], args.data or trained["data"], trained["examples"]
         images = data.load(*sources)
         network = ResNet(trained["unit"], len(images.classes), trained["dropout"])
-        load_weights(args.weights.read_bytes(), args.weights, network)
+        load_weights(read_bytes(args.weights, MOST_BYTES), args.weights, network)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -46,9 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{1 - wrong.mean():.2%} of {len(labels)} test images recognized")
     pairs = Counter(zip(labels[wrong].tolist(), seen[wrong].tolist(), strict=True))
     for (label, other), n in pairs.most_common(5):
-        print(
-            f"  {images.classes[label]} taken for {images.classes[other]}: {n} time{'s' * (n > 1)}"
-        )
+        names = shown(images.classes[label]), shown(images.classes[other])
+        print(f"  {names[0]} taken for {names[1]}: {n} time{'s' * (n > 1)}")
     # Errors first, the most confident first; then correct ones, the least confident first.
     order = np.lexsort([np.where(wrong, -1, 1) * chances.max(axis=1), ~wrong])
     draw(images, order[: N_COLUMNS * N_ROWS], seen, args.picture)
@@ -104,20 +104,20 @@ def predict(
         return chainer.functions.softmax(chainer.functions.concat(scores, axis=0)).array
 
 
-def draw(images: data.Images, shown: np.ndarray, seen: np.ndarray, path: Path) -> None:
+def draw(images: data.Images, chosen: np.ndarray, seen: np.ndarray, path: Path) -> None:
     """Draw test images, each with the predicted class, and the true class of errors."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(N_COLUMNS, N_ROWS * 1.25), layout="constrained", dpi=90)
-    for place, i in enumerate(shown, 1):
+    for place, i in enumerate(chosen, 1):
         image, label = images.test[i]
         axes = figure.add_subplot(N_ROWS, N_COLUMNS, place)
         axes.imshow(image.transpose(1, 2, 0), interpolation="nearest")
         axes.set_axis_off()
-        title, color = images.classes[seen[i]], "black"
+        title, color = shown(images.classes[seen[i]]), "black"
         if seen[i] != label:
-            title, color = f"{title},\nis {images.classes[label]}", "firebrick"
-        axes.set_title(title, color=color, fontsize=8, pad=2)
+            title, color = f"{title},\nis {shown(images.classes[label])}", "firebrick"
+        axes.set_title(title, color=color, fontsize=8, pad=2, parse_math=False)
     figure.savefig(path)
 
 

@@ -3,7 +3,9 @@
 import gzip
 import io
 import os
+import pickle
 import re
+import shutil
 import tarfile
 import tracemalloc
 from collections import Counter
@@ -12,6 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chainer.datasets import TupleDataset
+from PIL import Image
+
+from chainermn.testing.traps import Trap
 
 CLASSES = 10
 
@@ -29,7 +34,7 @@ def names(n: int = CLASSES) -> str:
 
 def write_cifar10(folder: Path) -> np.ndarray:
     """Write five files of 20 images to train on and one of 7 to test with; return all rows."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     files = [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"]
     parts = [make_rows(7 if name.startswith("test") else 20, k) for k, name in enumerate(files)]
     for name, rows in zip(files, parts, strict=True):
@@ -52,19 +57,210 @@ def check_cifar10(images, rows: np.ndarray) -> None:
     assert (image.shape, image.dtype, label.dtype) == ((3, 32, 32), np.uint8, np.int32)
 
 
-def test_binary_version_in_a_folder(app, tmp_path):
-    rows = write_cifar10(tmp_path / "cifar")
-    images = app.data.load("cifar10", tmp_path / "cifar")
-    check_cifar10(images, rows)
-    again = app.data.load("cifar10", tmp_path / "cifar")
-    assert as_rows(again.validation) == as_rows(images.validation)
+def test_validation_images_are_always_the_same(app, tmp_path):
+    write_cifar10(tmp_path / "cifar")
+    first, again = (app.data.load("cifar10", tmp_path / "cifar") for _ in range(2))
+    assert as_rows(again.validation) == as_rows(first.validation)
 
 
-def test_binary_version_in_an_archive(app, tmp_path):
-    rows = write_cifar10(tmp_path / "cifar")
-    with tarfile.open(tmp_path / "cifar.tar.gz", "w:gz") as archive:
-        archive.add(tmp_path / "cifar", "cifar-10-batches-bin")
-    check_cifar10(app.data.load("cifar10", tmp_path / "cifar.tar.gz"), rows)
+def python_2(labels: list[int], data: np.ndarray) -> bytes:
+    """Return what Python 2 and NumPy 1 make of a dictionary, as in CIFAR's own files."""
+    content = data.tobytes()
+    n = len(data).to_bytes(2, "little")
+    pieces = [
+        b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03",
+        b"U\x06labelsq\x04]q\x05(",
+        *(b"K" + bytes([label]) for label in labels),
+        b"eU\x04dataq\x06cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00",
+        b"\x85U\x01b\x87Rq\x09(K\x01M" + n + b"M\x00\x0c\x86cnumpy\ndtype\nq\nU\x02u1K\x00K\x01",
+        b"\x87Rq\x0b(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T",
+        len(content).to_bytes(4, "little") + content,
+        b"tbU\tfilenamesq\x0c]q\x0dU\x05a.pngq\x0eau.",
+    ]
+    return b"".join(pieces)
+
+
+def to_python(folder: Path, protocol: int) -> None:
+    """Make the Python version of the files of the binary version."""
+    for path in folder.glob("*.bin"):
+        rows = np.fromfile(path, np.uint8).reshape(-1, 3073)
+        labels, data = rows[:, 0].tolist(), rows[:, 1:]
+        path.unlink()
+        fields = {b"batch_label": b"one", b"labels": labels, b"data": data.copy()}
+        content = pickle.dumps(fields, protocol) if protocol else python_2(labels, data)
+        path.with_suffix("").write_bytes(content)
+    classes = (folder / "batches.meta.txt").read_text().split()
+    (folder / "batches.meta.txt").unlink()
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": classes}, protocol or 2))
+
+
+def nested(folder: Path) -> Path:
+    (folder.parent / ".hidden").mkdir()
+    return folder.parent
+
+
+def packed(folder: Path, mode: str = "w:gz") -> Path:
+    path = folder.parent / "cifar.tar.gz"
+    with tarfile.open(path, mode) as archive:
+        archive.add(folder, "cifar-10-batches")
+    return path
+
+
+def unpacked_by_a_browser(folder: Path) -> Path:
+    return packed(folder, "w:")
+
+
+@pytest.mark.parametrize("protocol", [None, 0, 2, 4, 5])
+@pytest.mark.parametrize("place", [Path, nested, packed, unpacked_by_a_browser])
+def test_binary_and_python_version(app, protocol, place, tmp_path):
+    folder = tmp_path / "parent/cifar"
+    rows = write_cifar10(folder)
+    if protocol is not None:
+        to_python(folder, protocol)
+    check_cifar10(app.data.load("cifar10", place(folder)), rows)
+
+
+def write_pngs(folder: Path, rows: np.ndarray, names: list[str]) -> None:
+    for i, row in enumerate(rows):
+        part = "train" if i < 100 else "test"
+        path = folder / part / names[row[0]] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(row[1:].reshape(3, 32, 32).transpose(1, 2, 0)).save(path)
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
+def test_folders_of_images(app, dataset, tmp_path, capsys):
+    """Folders sort as text: 10 comes before 2."""
+    rows = write_cifar10(tmp_path / "binary")
+    classes = ["1", "10", "2", "cat", "fire engine", "x", "y\u2028z", "z", "zebra", "\udcff"]
+    inner = [f"{'animal/' * (dataset == 'cifar100')}{name}" for name in classes]
+    write_pngs(tmp_path / "cifar", rows, inner)
+    (tmp_path / "cifar/train/@eaDir").mkdir()
+    (tmp_path / "cifar/train/@eaDir/a.png").touch()
+    (tmp_path / "cifar/train/notes.txt").touch()
+    images = app.data.load(dataset, tmp_path / "cifar")
+    assert images.classes == classes
+    assert sorted(as_rows(images.test)) == sorted(row.tobytes() for row in rows[100:])
+    together = as_rows(images.train) + as_rows(images.validation)
+    assert sorted(together) == sorted(row.tobytes() for row in rows[:100])
+    assert "left out: 1 file .txt, such as" in capsys.readouterr().out
+    few = app.data.load(dataset, tmp_path / "cifar", 40)
+    assert len({label for _, label in few.train}) > 5  # not only the first folders
+
+
+def other_size(folder: Path) -> None:
+    Image.new("RGB", (32, 30)).save(folder / "test/class3/9.png")
+
+
+def too_deep(folder: Path) -> None:
+    (folder / "train/class3/more").mkdir()
+    (folder / "train/class3/0.png").rename(folder / "train/class3/more/0.png")
+
+
+def no_class(folder: Path) -> None:
+    (folder / "train/class3/0.png").rename(folder / "train/0.png")
+
+
+def new_class(folder: Path) -> None:
+    (folder / "test/class3").rename(folder / "test/class4")
+
+
+def one_class(folder: Path) -> None:
+    shutil.rmtree(folder / "train/class0")
+
+
+def damaged(folder: Path) -> None:
+    path = folder / "train/class0/0.png"
+    path.write_bytes(path.read_bytes()[:40])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            other_size,
+            r"test/class3/9\.png: .*expected 32x32 pixels, got 32x30; apps/imagenet takes",
+        ),
+        (too_deep, r"more/0\.png: expected it in folders as train/CLASS/FILE"),
+        (no_class, r"train/0\.png: expected it in folders as train/CLASS/FILE"),
+        (new_class, r"test/class4/0\.png: expected one of the classes in .*train"),
+        (one_class, r"train: expected several classes, got \['class3'\]"),
+        (damaged, r"train/class0/0\.png: "),
+    ],
+)
+def test_folders_that_are_not_as_expected(spoil, message, app, tmp_path):
+    for name in ("train/class0", "train/class3", "test/class0", "test/class3"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / name / "0.png")
+    spoil(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        app.data.load("cifar10", tmp_path)
+
+
+def test_two_data_sets_in_one_folder(app, tmp_path):
+    for name in ("cifar-10-batches-bin", "cifar-10-batches-py"):
+        write_cifar10(tmp_path / name)
+    to_python(tmp_path / name, 2)
+    places = (
+        f"test_batch.bin in {tmp_path}/cifar-10-batches-bin and test_batch in {tmp_path}/cifar"
+    )
+    with pytest.raises(ValueError, match=f"expected one data set, got {re.escape(places)}"):
+        app.data.load("cifar10", tmp_path)
+
+
+GOOD = {"labels": [0, 1], "data": np.zeros((2, 3072), np.uint8)}
+DEEP = b"(t" + b"\x85" * 10_000
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "ValueError: pickle exhausted before seeing STOP"),
+        (pickle.dumps(GOOD)[:-1], "ValueError: pickle exhausted before seeing STOP"),
+        (pickle.dumps(GOOD, 0), "ValueError: it has the instruction"),
+        (pickle.dumps([1]), "AttributeError: 'list' object has no attribute 'items'"),
+        (pickle.dumps({"labels": [0, 1]}), "KeyError: 'data'"),
+        (
+            pickle.dumps(GOOD | {"labels": [0]}),
+            "expected 3072 bytes for each of 1 labels, got 6144",
+        ),
+        (pickle.dumps(GOOD | {"labels": []}), "ValueError: expected integers as labels"),
+        (pickle.dumps(GOOD | {"labels": [0, True]}), "ValueError: expected integers as labels"),
+        (pickle.dumps(GOOD | {"labels": [0, 10**99]}), "OverflowError"),
+        (pickle.dumps(GOOD | {"data": np.zeros((2, 3072))}), "expected an array of bytes"),
+        (pickle.dumps(GOOD | {"data": np.zeros((2, 3, 1024), "u1")}), "with two dimensions"),
+        (pickle.dumps(GOOD | {"data": np.zeros((3072, 2), "u1").T}), "an array of bytes"),
+        (b"\x80\x02}(" + DEEP + b"K\1u.", "ValueError: it has a value of type tuple in the wrong"),
+        (b"\x80\x02Nr\xff\xff\xff\xff.", "AttributeError: 'NoneType' object has no attribute"),
+        (b"\x80\x02cos\nsystem\nU\1:\x85R.", "AttributeError: 'Call' object has no attribute"),
+        (b"\x80\x02.", "ValueError: not enough values to unpack"),
+        (b"\x80\x02J.", "ValueError: not enough data in stream to read int4"),
+    ],
+)
+def test_pickles_of_something_else(content, reason, app, tmp_path):
+    write_cifar10(tmp_path / "cifar")
+    to_python(tmp_path / "cifar", 2)
+    path = tmp_path / "cifar/data_batch_2"
+    path.write_bytes(content)
+    expected = "expected a pickle of a dictionary with data and labels, as of the Python version"
+    with pytest.raises(ValueError, match=re.escape(f"{path}: {expected}")) as caught:
+        app.data.load("cifar10", path.parent)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_a_pickle_that_would_run_a_program_when_unpickled(protocol, app, tmp_path):
+    write_cifar10(tmp_path / "cifar")
+    to_python(tmp_path / "cifar", 2)
+    trapped = tmp_path / "trapped"
+    trap = Trap(trapped)
+    content = pickle.dumps(GOOD | {"labels": trap, "more": trap}, protocol)
+    (tmp_path / "cifar/data_batch_1").write_bytes(content)
+    with pytest.raises(ValueError, match=r"data_batch_1: .* expected integers as labels"):
+        app.data.load("cifar10", tmp_path / "cifar")
+    assert not trapped.exists()
+    pickle.loads(content)
+    assert trapped.exists()
 
 
 def test_the_first_examples_only(app, tmp_path):
@@ -94,12 +290,18 @@ def another_class(folder: Path) -> None:
     (folder / "test_batch.bin").write_bytes(bytes([CLASSES]) + bytes(3072))
 
 
+def labels_from_1(folder: Path) -> None:
+    rows = make_rows(20, 0)
+    rows[:, 0] += 1
+    (folder / "data_batch_2.bin").write_bytes(rows.tobytes())
+
+
+def blank_line(folder: Path) -> None:
+    (folder / "batches.meta.txt").write_text(names().replace("class4\n", "class4\n\n"))
+
+
 def nothing_in_it(folder: Path) -> None:
     (folder / "test_batch.bin").write_bytes(b"")
-
-
-def python_version(folder: Path) -> None:
-    (folder / "data_batch_1.bin").rename(folder / "data_batch_1")
 
 
 def one_is_missing(folder: Path) -> None:
@@ -110,9 +312,10 @@ def one_is_missing(folder: Path) -> None:
     ("spoil", "error", "message"),
     [
         (cut_off, ValueError, "data_batch_3.bin: expected rows of 3073 bytes, .* got 61459 bytes"),
-        (another_class, ValueError, "test_batch.bin: expected classes from 0 to 9, got 10"),
+        (another_class, ValueError, "test_batch.bin: expected labels from 0 to 9 .* got 10 to 10"),
+        (labels_from_1, ValueError, "data_batch_2.bin: expected labels .* seem to begin at 1"),
+        (blank_line, ValueError, "batches.meta.txt:6: expected the name of a class, got a blank"),
         (nothing_in_it, ValueError, "test_batch.bin: expected rows of 3073 bytes, .* got 0 bytes"),
-        (python_version, FileNotFoundError, "data_batch_1.bin, but the Python version of CIFAR"),
         (one_is_missing, FileNotFoundError, "contains no data_batch_2.bin$"),
     ],
 )
@@ -148,10 +351,10 @@ def test_archive_with_a_header_that_python_reads_slowly(app, tmp_path):
 
 
 def test_archive_that_unpacks_to_gigabytes(app, tmp_path, monkeypatch):
-    monkeypatch.setattr(app.data, "MOST_BYTES", 1 << 22)
+    monkeypatch.setattr(app.formats, "MOST_BYTES", 1 << 22)
     path = tmp_path / "bomb.tar.gz"
     path.write_bytes(gzip.compress(bytes(1 << 24)) * 128)
-    reason = r"more than data\.MOST_BYTES = 4194304 bytes in it"
+    reason = r"more than formats\.MOST_BYTES = 4194304 bytes in it"
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=rf"bomb\.tar\.gz: damaged, .* \({reason}\)$"):
@@ -196,17 +399,12 @@ def many_classes(folder: Path) -> None:
     (folder / "batches.meta.txt").write_text("a\n" * 257)
 
 
-def no_text(folder: Path) -> None:
-    (folder / "batches.meta.txt").write_bytes(b"\xff")
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (pipe, r"test_batch\.bin: expected a regular file, got a pipe or a device"),
         (terabytes, r"data_batch_5\.bin: expected at most 268435456 bytes, got 1099511627776"),
         (many_classes, r"batches\.meta\.txt: expected 1 to 256 names, got 257"),
-        (no_text, r"batches\.meta\.txt: expected UTF-8"),
     ],
 )
 def test_files_that_may_do_harm_are_refused(spoil, message, app, tmp_path):

@@ -12,8 +12,9 @@ import data
 import training
 from chainermn.agreement import exit_together, run_on_root
 from chainermn.extensions import DistributedReport, StopOnSignal, multi_node_snapshot, record_run
+from chainermn.files import read_bytes
 from chainermn.progress import silence
-from model import load_weights
+from model import MOST_BYTES, load_weights
 from reports import add_reports, print_summary, show_data
 
 # A run can be resumed with other values of these.
@@ -50,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     best = Path(args.out, "best.npz")
     with exit_together(comm):
         # Rank 0 has written it, and the others may have come here before.
-        load_weights(run_on_root(comm, 0, "test", best.read_bytes), best, network)
+        load_weights(
+            run_on_root(comm, 0, "test", lambda: read_bytes(best, MOST_BYTES)), best, network
+        )
     model = chainer.links.Classifier(network)
     found = training.create_evaluator(comm, model, images.test, device)()
     if comm.rank == 0:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser, epoch: int) -> None:
     """Add the options of both scripts to a parser; ``epoch`` is the default of ``--epoch``."""
     add = parser.add_argument
     add("--dataset", choices=data.DATASETS, default="shapes", help="default: %(default)s")
-    add("--data", metavar="PATH", help="folder or .tar.gz with the binary version of CIFAR")
+    add("--data", metavar="PATH", help="folder or .tar.gz with CIFAR, in any of its formats")
     add("--examples", type=int, metavar="N", help="train and validate with N images only")
     add("--no-augment", action="store_true", help="do not mirror and shift images at random")
     add("--batchsize", "-b", type=int, default=25, help="batch size per process")
