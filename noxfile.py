@@ -308,12 +308,13 @@ def benchmarks(session: nox.Session, mpi: str) -> None:
 
 @nox.session(python=PYTHONS)
 def lint(session: nox.Session) -> None:
-    """Check style, English, types, imports between layers, and advisories on locked releases."""
+    """Check style, English, types, imports, files that apps read, and advisories."""
     install(session, "--group", "lint")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check", "--diff")
     session.run("codespell")
     session.run("python", "ci/words.py")
+    session.run("python", "ci/intake.py")
     session.run("lint-imports", "--no-logo", env={"PYTHONPATH": "libs/chainermn/src"})
     session.run("mypy")
     session.run("python", "ci/audit.py")
