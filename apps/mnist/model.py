@@ -87,6 +87,6 @@ def load_weights(path: Path, network: chainer.Chain) -> None:
         chainer.serializers.load_npz(path, network)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} has the weights of another network: --model, --unit and the number of "
-            f"classes must be those that it was trained with ({error})"
+            f"{path} has the weights of another network: --model, --unit, the size of the images "
+            f"and the number of classes must be those that it was trained with ({error})"
         ) from None

@@ -20,12 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     network = MODELS[args.model](args.unit, 10)
     try:
-        load_weights(args.weights, network)
         _, validation = data.load(args.dataset, args.data)
+        images = np.stack([image for image, _ in validation])
+        predict(network, images[:1])  # so that weights for images of another size do not fit
+        load_weights(args.weights, network)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    images = np.stack([image for image, _ in validation])
     digits = np.array([digit for _, digit in validation])
     shares = predict(network, images)
     read = shares.argmax(axis=1)

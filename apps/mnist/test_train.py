@@ -293,7 +293,7 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(
     cases = [
         (
             ["--evaluate", "--model", "cnn"],
-            "weights of another network: --model, --unit and the number of classes must",
+            "weights of another network: --model, --unit, the size of the images and the number",
         ),
         (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
         (["--resume", "absent"], "No such file or directory: 'absent'"),
@@ -363,8 +363,10 @@ def test_predictions_wrong_ones_first(app, monkeypatch, tmp_path, capsys):
     assert picture.read_bytes().startswith(PNG)
     draw(np.zeros((1, 20, 30)), np.array([1]), np.array([1]), tmp_path / "wide.png")
     assert (tmp_path / "wide.png").read_bytes().startswith(PNG)
-    assert app.predict.main([*arguments, "--model", "cnn"]) == 1
-    assert "has the weights of another network" in capsys.readouterr().err
+    files = write_mnist(tmp_path / "mnist", gzipped=False)
+    for other in (["--model", "cnn"], ["--dataset", "mnist", "--data", str(files)]):
+        assert app.predict.main([*arguments, *other]) == 1
+        assert "has the weights of another network" in capsys.readouterr().err
 
     strange = tmp_path / "strange.npz"
     set_traps(weights, strange, tmp_path / "trapped")
