@@ -78,11 +78,12 @@ def load(dataset: str, directory: str | None = None) -> tuple[TupleDataset, Tupl
 
 
 def load_shown(args: argparse.Namespace) -> tuple[TupleDataset, TupleDataset]:
-    """Load as the options say; print how many images each digit has, and draw some in --out."""
+    """Load as the options say; unless they only evaluate, show what there is of each digit."""
     train, validation = load(args.dataset, args.data)
-    Path(args.out).mkdir(parents=True, exist_ok=True)
-    labels = {"train": [digit for _, digit in train], "validate": [d for _, d in validation]}
-    show_classes(args.out, list("0123456789"), labels, lambda i: train[i][0])
+    if not args.evaluate:
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+        labels = {"train": [digit for _, digit in train], "validate": [d for _, d in validation]}
+        show_classes(args.out, list("0123456789"), labels, lambda i: train[i][0])
     return train, validation
 
 
