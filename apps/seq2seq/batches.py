@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import chainer
 import numpy as np
 
-from corpus import ParallelText
+from corpus import ParallelText, ending_job
 from index import SOURCE_LENGTH, TARGET_LENGTH
 from vocabulary import PADDING
 
@@ -73,7 +73,8 @@ class BucketIterator(chainer.dataset.Iterator):
         self._batches = self._shuffle()
 
     def __next__(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        batch = [self.dataset[i] for i in self._batches[self.position]]
+        with ending_job():
+            batch = [self.dataset[i] for i in self._batches[self.position]]
         self.position += 1
         self.is_new_epoch = self.position == len(self._batches)
         if self.is_new_epoch:

@@ -16,7 +16,7 @@ import pytest
 from chainermn.testing.modules import modules_of
 
 HERE = Path(__file__).resolve().parent
-NAMES = ["batches", "catalogs", "corpus", "evaluate", "evaluation", "files", "generated", "index"]
+NAMES = ["batches", "catalogs", "corpus", "evaluate", "evaluation", "generated", "index"]
 NAMES += ["models", "models.transformer", "neighbors", "prepare", "saved", "subwords", "train"]
 NAMES += ["train_model_parallel", "training", "translate", "vocabulary"]
 
@@ -44,10 +44,12 @@ def folder(tmp_path_factory) -> Path:
 def call() -> Callable[..., str]:
     """Return a function that calls a script's main, and returns what this process prints."""
 
-    def run(main: Callable, *options: object, text: str = "") -> str:
+    def run(main: Callable, *options: object, text: str | bytes = "") -> str:
+        content = text.encode() if isinstance(text, str) else text
         shown = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
         with contextlib.redirect_stdout(shown), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+            lines = io.BufferedReader(io.BytesIO(content))
+            patch.setattr(sys, "stdin", io.TextIOWrapper(lines))
             main(list(map(str, options)))
         return shown.buffer.getvalue().decode()
 

@@ -1,14 +1,12 @@
 """A corpus: two files of parallel text, read from disk line by line, and their vocabularies."""
 
-import gzip
+import contextlib
 import hashlib
 import json
-import os
-import zlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from chainer.dataset import DatasetMixin
@@ -16,20 +14,21 @@ from chainer.dataset import DatasetMixin
 import chainermn
 import generated
 from chainermn.agreement import run_on_root, run_together
-from chainermn.files import atomic_write, open_regular, read_json
-from files import LONGEST_LINE
+from chainermn.datasets.stamps import Stamp, digest_of
+from chainermn.datasets.texts import Form, LinesAt, stamp_of, unpacked
+from chainermn.files import atomic_write, read_json
+from chainermn.global_except_hook import exit_job
 from index import SOURCE_AT, TARGET_AT, build_index
 from subwords import Subwords
 from vocabulary import Vocabulary, most_frequent, tokenize
 
 N_GENERATED = 21000
 WHERE = "input"  # in messages
-# Text compresses to about a tenth. More than a gigabyte compressed to a hundredth is refused.
-SMALL, MOST_TIMES = 1 << 30, 100
 # Form of the JSON in the cache.
-CACHED = {"about": dict, "vocabularies": ([str], [str]), "index": str, "skipped": {str: int}}
+CACHED = {"vocabularies": ([str], [str]), "index": str, "skipped": {str: int}}
 
 Files = tuple[Path, Path]  # of the source and of the target
+Stamps = tuple[Stamp, Stamp]
 
 
 @dataclass
@@ -46,6 +45,8 @@ class Settings:
         Whether to make one vocabulary for both languages.
     subwords : bytes or None
         Model of `subwords.Subwords`; without it, tokens are words.
+    normalization : {'NFC', None}
+        Normal form of Unicode that lines are brought into.
     """
 
     min_count: int = 1
@@ -53,6 +54,7 @@ class Settings:
     max_length: int = 50
     share: bool = False
     subwords: bytes | None = None
+    normalization: Form = "NFC"
 
     def splitter(self) -> Callable[[str], list[str]]:
         """Return what divides lines into tokens."""
@@ -65,8 +67,9 @@ class Corpus:
 
     Attributes
     ----------
-    files : tuple of Path
-        Lines in UTF-8, line for line translations of each other.
+    stamps : tuple of Stamp
+        Files of lines in UTF-8, not gzipped, line for line translations of each other: those of
+        this host.
     vocabularies : tuple of Vocabulary
         Of the source and of the target.
     n_pairs : int
@@ -78,7 +81,7 @@ class Corpus:
     settings : Settings
     """
 
-    files: Files
+    stamps: Stamps
     vocabularies: tuple[Vocabulary, Vocabulary]
     n_pairs: int
     index_digest: str
@@ -88,8 +91,13 @@ class Corpus:
     def digest(self) -> str:
         """Return a digest of this corpus."""
         tokens = [vocabulary.tokens for vocabulary in self.vocabularies]
-        content = [tokens, self.index_digest, self.skipped, _describe(self.settings)]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        about = _describe(self.stamps, self.settings)
+        return _digest([tokens, self.index_digest, self.skipped, about])
+
+    def check(self) -> None:
+        """Raise OSError or ValueError if a file has changed since it was indexed."""
+        for stamp in self.stamps:
+            stamp.check()
 
 
 def load_corpus(
@@ -127,14 +135,14 @@ def load_corpus(
 
     def find_files() -> Files:
         if files is not None:
-            return _unpack(files, cache)
+            return _with_random_access(files, cache)
         stem = cache.resolve() / f"dates-{seed}"
         paths = stem.with_suffix(".source"), stem.with_suffix(".target")
         if not all(path.exists() for path in paths):
             generated.write(*paths, N_GENERATED, seed)
         return paths
 
-    return _load(find_files, lambda paths: _prepare(paths, cache, settings), cache, comm)
+    return _load(find_files, lambda stamps: _prepare(stamps, cache, settings), cache, comm)
 
 
 def load_more(
@@ -145,17 +153,16 @@ def load_more(
     Parameters, return values and exceptions are those of `load_corpus`.
     """
 
-    def prepare(paths: Files) -> tuple[Corpus, np.ndarray]:
-        max_length, split = corpus.settings.max_length, corpus.vocabularies[0].split
-        index, _, skipped = build_index(*paths, max_length, split)
-        return replace(corpus, files=paths, n_pairs=len(index), skipped=skipped), index
+    def prepare(stamps: Stamps) -> tuple[Corpus, np.ndarray]:
+        index, _, skipped = _index(stamps, corpus.settings)
+        return replace(corpus, stamps=stamps, n_pairs=len(index), skipped=skipped), index
 
-    return _load(lambda: _unpack(files, cache), prepare, cache, comm)
+    return _load(lambda: _with_random_access(files, cache), prepare, cache, comm)
 
 
 def _load(
     find_files: Callable[[], Files],
-    prepare: Callable[[Files], tuple[Corpus, np.ndarray]],
+    prepare: Callable[[Stamps], tuple[Corpus, np.ndarray]],
     cache: Path,
     comm: chainermn.CommunicatorBase,
 ) -> tuple[Corpus, np.ndarray | None]:
@@ -163,120 +170,94 @@ def _load(
         cache.mkdir(parents=True, exist_ok=True)
         return find_files()
 
-    # Rank 0 for all ranks, then the first rank of each host, unless it is already done there.
-    paths = run_on_root(comm, 0, WHERE, find)
-    run_together(comm, WHERE, lambda: find() if comm.intra_rank == 0 else None)
+    is_first = comm.intra_rank == 0
     index: np.ndarray | None = None
 
-    def prepare_once() -> tuple[Corpus, list[int]]:
+    def find_and_prepare() -> Corpus:
         nonlocal index
-        corpus, index = prepare(paths)
-        return corpus, [path.stat().st_size for path in paths]
+        paths = find()
+        corpus, index = prepare((stamp_of(paths[0]), stamp_of(paths[1])))
+        corpus.check()
+        return corpus
 
-    corpus, sizes = run_on_root(comm, 0, WHERE, prepare_once)
+    def stamps_of_this_host() -> Stamps | None:
+        if not is_first:
+            return None
+        if comm.rank > 0:
+            find()  # other hosts may not see the folder of rank 0
+        return tuple(stamp.of_this_host() for stamp in corpus.stamps)
 
-    def check_files() -> None:
-        for path, size in zip(paths, sizes, strict=True):
-            if not path.exists() or path.stat().st_size != size:
-                raise ValueError(f"{path} is not the same file on all hosts")
-
-    run_together(comm, WHERE, check_files)
-    return corpus, index
-
-
-def _unpack(files: Files, cache: Path) -> Files:
-    """Return files with the same lines, with random access."""
-    return _unpacked(files[0], cache), _unpacked(files[1], cache)
-
-
-def _unpacked(path: Path, cache: Path) -> Path:
-    """Return a file with the lines of ``path``, with random access."""
-    path = path.resolve()
-    if path.suffix != ".gz":
-        open_regular(path).close()  # raises if it cannot be read
-        return path
-    with open_regular(path) as packed:
-        # A checksum of the lines at the end. Modification times would differ between hosts.
-        packed.seek(-min(8, path.stat().st_size), os.SEEK_END)
-        mark = packed.read().hex()
-    unpacked = cache.resolve() / f"{mark}-{path.stem}"
-    if not unpacked.exists():
-        try:
-            with gzip.open(path) as packed, atomic_write(unpacked, "wb") as lines:
-                _copy_text(packed, lines, path)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{path}: damaged gzip file ({error})") from None
-    return unpacked
+    corpus = run_on_root(comm, 0, WHERE, find_and_prepare)
+    own = comm.inter_rank, run_together(comm, WHERE, stamps_of_this_host)
+    hosts = dict(found for found in comm.allgather_obj(own) if found[1])
+    return replace(corpus, stamps=hosts[comm.inter_rank]), index
 
 
-def _copy_text(packed: BinaryIO, lines: BinaryIO, path: Path) -> None:
-    """Copy the content of a gzip file, unless it seems made to fill the disk."""
-    n_lines, most = 0, max(SMALL, MOST_TIMES * path.stat().st_size)
-    while chunk := packed.read(LONGEST_LINE + 1):
-        if len(chunk) > LONGEST_LINE and b"\n" not in chunk:
-            where = f"{path}:{n_lines + 1}"
-            raise ValueError(f"{where}: expected a line of at most {LONGEST_LINE} bytes")
-        n_lines += chunk.count(b"\n")
-        lines.write(chunk)
-        if lines.tell() > most:
-            raise ValueError(
-                f"{path}: more than {most} bytes are in it: no text is packed so well"
-            )
+def _with_random_access(files: Files, cache: Path) -> Files:
+    """Return files with the same lines that are not gzipped."""
+    return unpacked(files[0], cache), unpacked(files[1], cache)
 
 
-def _prepare(files: Files, cache: Path, settings: Settings) -> tuple[Corpus, np.ndarray]:
+def _index(
+    stamps: Stamps, settings: Settings
+) -> tuple[np.ndarray, list[Counter[str]], dict[str, int]]:
+    source, target = (stamp.path for stamp in stamps)
+    form, split = settings.normalization, settings.splitter()
+    return build_index(source, target, settings.max_length, form, split)
+
+
+def _prepare(stamps: Stamps, cache: Path, settings: Settings) -> tuple[Corpus, np.ndarray]:
     """Index two files and make their vocabularies, or take both from the cache."""
-    stats = [(path, path.stat()) for path in files]
-    about = {
-        "files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats],
-        **_describe(settings),
-    }
     # Jobs with other files or settings may use the same folder.
-    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
+    key = _digest(_describe(stamps, settings))
     described, rows = cache / f"vocabulary-{key}.json", cache / f"index-{key}.npy"
-    if described.exists() and rows.exists():
-        found = read_json(described, CACHED, most=1 << 30)
-        if found["about"] == about:
-            return _cached(files, settings, found, rows)
-    index, counts, skipped = build_index(*files, settings.max_length, settings.splitter())
-    if settings.share:
-        counts = [counts[0] + counts[1]] * 2
-    content = {
-        "about": about,
-        "vocabularies": [most_frequent(c, settings.min_count, settings.max_size) for c in counts],
-        "index": hashlib.sha256(np.ascontiguousarray(index)).hexdigest(),
-        "skipped": skipped,
-    }
-    with atomic_write(rows, "wb") as file:
-        np.save(file, index)
-    with atomic_write(described) as file:
-        file.write(json.dumps(content, ensure_ascii=False))
-    return _cached(files, settings, content, rows)
-
-
-def _describe(settings: Settings) -> dict:
-    """Return settings for JSON."""
-    model = settings.subwords
-    return {**asdict(settings), "subwords": model and hashlib.sha256(model).hexdigest()}
-
-
-def _cached(
-    files: Files, settings: Settings, content: dict, rows: Path
-) -> tuple[Corpus, np.ndarray]:
-    split = settings.splitter()
+    if not (described.exists() and rows.exists()):
+        index, counts, skipped = _index(stamps, settings)
+        if settings.share:
+            counts = [counts[0] + counts[1]] * 2
+        with atomic_write(rows, "wb") as file:
+            np.save(file, index)
+        limits = settings.min_count, settings.max_size
+        content = {
+            "vocabularies": [most_frequent(c, *limits) for c in counts],
+            "index": digest_of(rows),
+            "skipped": skipped,
+        }
+        with atomic_write(described) as file:
+            file.write(json.dumps(content, ensure_ascii=False))
+    content = read_json(described, CACHED, most=1 << 30)
+    if digest_of(rows) != content["index"]:
+        raise ValueError(f"{rows}: not the index of these files: delete it")
+    index, split = np.load(rows, mmap_mode="r"), settings.splitter()
     try:
-        index = np.load(rows, mmap_mode="r")
-        sizes = [path.stat().st_size for path in files]
-        most = [*(size - 1 for size in sizes), settings.max_length, settings.max_length]
-        if (index.dtype, index.ndim) != (np.int64, 2) or not len(index) or index.shape[1] != 4:
-            raise ValueError(f"expected rows of 4 integers, got {index.dtype} {index.shape}")
-        if (index.min(axis=0) < [0, 0, 1, 1]).any() or (index.max(axis=0) > most).any():
-            raise ValueError("it leads out of the files")
-        first, second = (Vocabulary(tokens, split) for tokens in content["vocabularies"])
-    except (EOFError, ValueError) as error:
-        raise ValueError(f"{rows}: not an index of these files; delete it ({error})") from None
+        source, target = (Vocabulary(tokens, split) for tokens in content["vocabularies"])
+    except ValueError as error:
+        raise ValueError(f"{described}: {error}: delete it") from None
     about = len(index), content["index"], content["skipped"]
-    return Corpus(files, (first, second), *about, settings), index
+    return Corpus(stamps, (source, target), *about, settings), index
+
+
+def _describe(stamps: Stamps, settings: Settings) -> dict:
+    """Return for JSON what a corpus is made of."""
+    model = settings.subwords
+    return {
+        **asdict(settings),
+        "subwords": model and hashlib.sha256(model).hexdigest(),
+        "files": [stamp.digest for stamp in stamps],
+    }
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def ending_job() -> Iterator[None]:
+    """End the job with one line if a rank cannot read a file any more, or it has changed."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        exit_job(str(error))
 
 
 class ParallelText(DatasetMixin):
@@ -287,12 +268,18 @@ class ParallelText(DatasetMixin):
     corpus : Corpus
     index : array-like of int64, shape (pairs, 4)
         Rows of the pairs.
+
+    Raises
+    ------
+    OSError, ValueError
+        Here and on access, if a file has changed since it was indexed.
     """
 
     def __init__(self, corpus: Corpus, index: Sequence[np.ndarray]) -> None:
         self.corpus = corpus
         self.index = np.asarray(index, np.int64).reshape(-1, 4)
-        self._files = [path.open("rb") for path in corpus.files]
+        form = corpus.settings.normalization
+        self._files = [LinesAt(stamp, form) for stamp in corpus.stamps]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -303,11 +290,8 @@ class ParallelText(DatasetMixin):
 
     def lines_at(self, row: np.ndarray) -> tuple[str, str]:
         """Return the two lines of a row of an index."""
-        texts = []
-        for file, at in zip(self._files, row[[SOURCE_AT, TARGET_AT]].tolist(), strict=True):
-            file.seek(at)
-            texts.append(file.readline(LONGEST_LINE).decode().strip())
-        return texts[0], texts[1]
+        source, target = self._files
+        return source.read(int(row[SOURCE_AT])), target.read(int(row[TARGET_AT]))
 
     def get_example(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of the tokens of pair ``i``."""

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import chainer
 
+from chainermn.datasets.names import shown
+from chainermn.datasets.texts import LONGEST_LINE, Form, read_lines
 from chainermn.files import optional_path
 from chainermn.progress import Progress
-from evaluation import METRICS
-from files import LONGEST_LINE, LONGEST_SENTENCE, read_lines
+from evaluation import METRICS, is_exact
 from models import Translator
 from neighbors import nearest
 from saved import load_network
-from translate import translate
+from translate import LONGEST_SENTENCE, translate
 from vocabulary import Vocabulary
 
 
@@ -24,9 +25,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
     device.use()
     try:
-        model, *vocabularies = load_network(args.network)
-        sources, references = read_pairs(args.source, args.target, LONGEST_SENTENCE)
-        train = read_pairs(args.train_source, args.train_target) if args.train_source else None
+        model, *vocabularies, form = load_network(args.network)
+        sources, references = read_pairs(args.source, args.target, form, LONGEST_SENTENCE)
+        if args.train_source:
+            train = read_pairs(args.train_source, args.train_target, form)
     except (ImportError, OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
     model.to_device(device)
@@ -34,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "network": translate_all(model, *vocabularies, sources, args.beam, args.batchsize),
         "copy of the source": sources,
     }
-    if train:
+    if args.train_source:
         found["nearest neighbor"] = [train[1][i] for i in nearest(sources, train[0])]
     scores = {name: score(translations, references) for name, translations in found.items()}
     print(f"{len(sources)} sentences{'':13} BLEU    chrF   exact")
@@ -66,22 +68,27 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def read_pairs(
-    source: Path, target: Path, longest: int = LONGEST_LINE
+    source: Path, target: Path, form: Form, longest: int = LONGEST_LINE
 ) -> tuple[list[str], list[str]]:
-    """Return the lines of two files.
+    """Return the lines of two files, and say how many pairs are left out.
 
     Raises
     ------
     OSError, ValueError
         If they cannot be read, are not translations line for line, or have a line of more bytes.
     """
-    first, second = list(read_lines(source, longest)), list(read_lines(target))
-    if len(first) != len(second) or not first:
+    first, second = list(read_lines(source, longest, form)), list(read_lines(target, form=form))
+    if len(first) != len(second):
         raise ValueError(
             f"the files must be translations line for line, but {source} has {len(first)} lines "
             f"and {target} has {len(second)}"
         )
-    return first, second
+    pairs = [pair for pair in zip(first, second, strict=True) if None not in pair]
+    if not pairs:
+        raise ValueError(f"{source} and {target} have no pair of lines in UTF-8")
+    if len(pairs) < len(first):
+        print(f"left out of {shown(source)}: {len(first) - len(pairs)} pairs not in UTF-8")
+    return [source for source, _ in pairs], [target for _, target in pairs]
 
 
 def translate_all(
@@ -111,7 +118,7 @@ def score(translations: Sequence[str], references: Sequence[str]) -> dict[str, f
         name: metric.corpus_score(translations, [references]).score
         for name, metric in METRICS.items()
     }
-    found["exact"] = sum(map(str.__eq__, translations, references)) / len(references)
+    found["exact"] = sum(map(is_exact, translations, references)) / len(references)
     return found
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from chainermn.files import open_regular, read_lines
+from chainermn.datasets.texts import Form, decode, raw_lines
+from chainermn.files import open_regular
 from chainermn.progress import Progress
-from files import LONGEST_LINE
 from vocabulary import tokenize
 
 # Columns of an index, which has a row for each pair of lines.
@@ -16,7 +16,11 @@ SOURCE_AT, TARGET_AT, SOURCE_LENGTH, TARGET_LENGTH = range(4)  # bytes into a fi
 
 
 def build_index(
-    source: Path, target: Path, max_length: int, split: Callable[[str], list[str]] = tokenize
+    source: Path,
+    target: Path,
+    max_length: int,
+    form: Form = "NFC",
+    split: Callable[[str], list[str]] = tokenize,
 ) -> tuple[np.ndarray, list[Counter[str]], dict[str, int]]:
     """Read two files once, with a progress bar.
 
@@ -25,6 +29,8 @@ def build_index(
     source, target : Path
     max_length : int
         Number of tokens; pairs with more on one side are skipped.
+    form : {'NFC', None}
+        Normal form of Unicode for the lines; see `chainermn.datasets.texts`.
     split : callable
         Function that divides a line into tokens.
 
@@ -39,8 +45,8 @@ def build_index(
     Raises
     ------
     OSError, ValueError
-        If the files cannot be read, have different numbers of lines, fewer than two pairs, or a
-        line of more than a million bytes.
+        If the files cannot be read, are no text in UTF-8, have different numbers of lines, fewer
+        than two pairs, or a line of more than a million bytes.
     """
     rows: list[np.ndarray] = []
     chunk: list[tuple[int, int, int, int]] = []
@@ -49,28 +55,24 @@ def build_index(
     bar = Progress(source.stat().st_size, "vocabulary")
     at, lines = [0, 0], [0, 0]
     with open_regular(source) as sources, open_regular(target) as targets:
-        sides = (
-            read_lines(sources, source, LONGEST_LINE),
-            read_lines(targets, target, LONGEST_LINE),
-        )
+        sides = raw_lines(sources, source), raw_lines(targets, target)
         while True:
             raw = [next(side, b"") for side in sides]
             if not all(raw):
                 break
-            try:
-                tokens = [split(line.decode().strip()) for line in raw]
-            except UnicodeDecodeError:
+            texts = [decode(line, form) for line in raw]
+            tokens = [split(text) for text in texts if text is not None]
+            lengths = [len(side) for side in tokens]
+            if len(tokens) < 2:
                 skipped["not UTF-8"] += 1
+            elif not all(lengths):
+                skipped["empty"] += 1
+            elif max(lengths) > max_length:
+                skipped["too long"] += 1
             else:
-                lengths = [len(side) for side in tokens]
-                if not all(lengths):
-                    skipped["empty"] += 1
-                elif max(lengths) > max_length:
-                    skipped["too long"] += 1
-                else:
-                    chunk.append((*at, *lengths))
-                    for count, side in zip(counts, tokens, strict=True):
-                        count.update(side)
+                chunk.append((*at, *lengths))
+                for count, side in zip(counts, tokens, strict=True):
+                    count.update(side)
             at = [position + len(line) for position, line in zip(at, raw, strict=True)]
             lines = [number + 1 for number in lines]
             if len(chunk) == 100_000:  # tuples take ten times the memory of an array

@@ -6,13 +6,13 @@ import json
 import random
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
 from catalogs import Messages, Pair, find_catalogs
+from chainermn.datasets.texts import read_lines
 from chainermn.progress import Progress
-from files import read_lines
 from subwords import train_subwords
 
 
@@ -148,8 +148,19 @@ def _essence(message: str) -> str:
 
 
 def make_subwords(args: argparse.Namespace) -> None:
-    lines = chain.from_iterable(map(read_lines, args.files))
-    model = train_subwords(lines, args.kind, args.vocabulary_size)
+    n_invalid = 0
+
+    def valid_lines() -> Iterator[str]:
+        nonlocal n_invalid
+        for line in chain.from_iterable(map(read_lines, args.files)):
+            if line is None:
+                n_invalid += 1
+            else:
+                yield line
+
+    model = train_subwords(valid_lines(), args.kind, args.vocabulary_size)
+    if n_invalid:
+        print(f"left out: {n_invalid} lines not in UTF-8")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_bytes(model)
     print(f"written: {args.out.resolve()}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import chainer
 
 from chainer_compat.npz import open_npz
+from chainermn.datasets.texts import Form
 from chainermn.files import atomic_write, check_form, read_json
 from corpus import Corpus
 from models import MODELS, Translator
@@ -26,6 +27,7 @@ def describe(kind: str, sizes: dict[str, int | bool], corpus: Corpus) -> dict:
         "model": kind,
         "sizes": sizes,
         "subwords": corpus.settings.subwords is not None,
+        "normalization": corpus.settings.normalization,
         "vocabularies": [vocabulary.tokens for vocabulary in corpus.vocabularies],
     }
 
@@ -44,8 +46,8 @@ def save_description(out: Path, about: dict, subwords: bytes | None) -> None:
         file.write(json.dumps(about, ensure_ascii=False) + "\n")
 
 
-def load_network(path: Path) -> tuple[Translator, Vocabulary, Vocabulary]:
-    """Return the network whose parameters are in a file, and its vocabularies.
+def load_network(path: Path) -> tuple[Translator, Vocabulary, Vocabulary, Form]:
+    """Return the network whose parameters are in a file, its vocabularies, and its normal form.
 
     Raises
     ------
@@ -62,7 +64,7 @@ def load_network(path: Path) -> tuple[Translator, Vocabulary, Vocabulary]:
     _check_size(path, about)
     model = create(about)
     load_parameters(path, model)
-    return model, source, target
+    return model, source, target, about["normalization"]
 
 
 def read_description(path: Path) -> dict:
@@ -74,6 +76,8 @@ def read_description(path: Path) -> dict:
         If the file is something else, or describes a network with too many weights to create.
     """
     about = read_json(path, ABOUT, most=1 << 28)
+    if about.setdefault("normalization", None):  # older networks know text as it was
+        check_form(about, {"normalization": {"NFC"}}, str(path))
     form = SIZES[about["model"]]
     check_form(about["sizes"], form, str(path), "sizes")
     sizes = about["sizes"] = {name: about["sizes"][name] for name in form}
@@ -110,6 +114,24 @@ def _check_size(path: Path, about: dict) -> None:
         raise ValueError(
             f"{path} has {found} weights, the network of model.json {expected} or more"
         )
+
+
+def load_again(path: Path, model: Translator, about: dict) -> None:
+    """Load the parameters of a network that was trained with these vocabularies.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the file cannot be read, or does not fit.
+    """
+    beside = path.with_name("model.json")
+    vocabularies = list(map(list, about["vocabularies"]))
+    if beside.exists() and read_description(beside)["vocabularies"] != vocabularies:
+        raise ValueError(
+            f"{path} was trained on other text, or with other options: its vocabularies differ. "
+            "translate.py and evaluate.py use its own"
+        )
+    load_parameters(path, model)
 
 
 def load_parameters(path: Path, model: Translator) -> None:

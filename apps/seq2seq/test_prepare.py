@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import unicodedata
 from pathlib import Path
 
 import chainer
@@ -244,6 +245,22 @@ def test_subwords_are_put_together_again(app, prepared):
     assert n_words != sum(len(split(line)) for line in lines)
 
 
+def test_lines_that_are_no_text_make_no_subwords(app, call, error_of, prepared, tmp_path):
+    """What remains makes the same model."""
+    lines = (prepared / "train.de").read_text("utf-8")
+    spoilt = "\ufeff".encode() + unicodedata.normalize("NFD", lines).encode() + b"\xff\n" * 2
+    (tmp_path / "a").write_bytes(spoilt)
+    (tmp_path / "b").write_text(lines, "utf-8")
+    for name in "ab":
+        options = ["--vocabulary-size", "60", "--out", tmp_path / f"{name}.model"]
+        shown = call(app.prepare.main, "subwords", tmp_path / name, *options)
+        assert shown.startswith("left out: 2 lines not in UTF-8\n") == (name == "a")
+    assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
+    (tmp_path / "a").write_text(lines, "utf-16")
+    shown = error_of(app.prepare.main, "subwords", tmp_path / "a", *options)
+    assert shown.startswith(f"error: {tmp_path}/a:1: expected text in UTF-8, got UTF-16")
+
+
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_subwords_are_the_same_each_time(app, prepared, kind):
     lines = read(prepared / "train.en")
@@ -340,7 +357,7 @@ def test_scores_beside_those_of_baselines(app, call, trained, prepared, tmp_path
     scores = json.loads(out.read_text())
     sources, references = read(prepared / "test.en"), read(prepared / "test.de")
     # In the order in which evaluate.py translates: what is in a batch changes its translations.
-    _, source, _ = app.saved.load_network(weights)
+    _, source, *_ = app.saved.load_network(weights)
     order = sorted(range(60), key=lambda i: len(source.encode(sources[i])))
     lines = "\n".join(sources[i] for i in order)
     translations = call(app.translate.main, weights, *options, text=lines).splitlines()

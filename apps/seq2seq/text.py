@@ -1,6 +1,7 @@
 """Training and validation text, according to the options."""
 
 import argparse
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import numpy as np
 import chainermn
 from batches import cut_batches, hold_out
 from chainermn.agreement import run_on_root
-from corpus import Corpus, Settings, load_corpus, load_more
+from chainermn.datasets.names import shown
+from corpus import Corpus, ParallelText, Settings, load_corpus, load_more
 from subwords import Subwords
+
+N_SHOWN, MOST_SHOWN = 3, 120  # pairs, and characters of each of their lines
 
 
 @dataclass
@@ -32,13 +36,18 @@ class Text:
     train: np.ndarray | None
     validation: list[np.ndarray] | None
 
+    def check(self) -> None:
+        """Raise OSError or ValueError if a file has changed since it was indexed."""
+        self.corpus.check()
+        self.validated.check()
+
     def digests(self) -> list[str]:
         """Return a digest of the corpora."""
         return [self.corpus.digest(), self.validated.digest()]
 
 
 def load_text(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> Text:
-    """Load the text that the options of train.py name, and print its size. Collective.
+    """Load the text that the options of train.py name, and print what it is. Collective.
 
     Raises
     ------
@@ -56,21 +65,46 @@ def load_text(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> Tex
     corpus, index = load_corpus(files, cache, settings, args.seed, comm)
     validated, others = corpus, None
     if args.validation_source:
-        files = args.validation_source, args.validation_target
-        validated, others = load_more(files, cache, corpus, comm)
-    if comm.rank != 0:
-        return Text(corpus, validated, None, None)
-    train, held_out = hold_out(index, args.hold_out if validated is corpus else 0, args.seed)
-    validation = held_out if validated is corpus else others
+        more = args.validation_source, args.validation_target
+        validated, others = load_more(more, cache, corpus, comm)
+    train = validation = None
+
+    def choose() -> None:
+        nonlocal train, validation
+        n_held_out = args.hold_out if validated is corpus else 0
+        train, held_out = hold_out(index, n_held_out, args.seed)
+        rows = held_out if validated is corpus else others
+        validation = cut_batches(rows, args.batchsize)
+        _print_sizes(corpus, validated, len(train), len(rows))
+        names = files or [stamp.path for stamp in corpus.stamps]
+        print(f"from {shown(names[0])} to {shown(names[1])}, for example:")
+        _print_pairs(corpus, train[:N_SHOWN])
+
+    run_on_root(comm, 0, "choosing pairs", choose)
+    return Text(corpus, validated, train, validation)
+
+
+def _print_sizes(corpus: Corpus, validated: Corpus, n_train: int, n_validation: int) -> None:
     print(
-        f"{len(train)} pairs to train on, {len(validation)} to validate with, "
+        f"{n_train} pairs to train on, {n_validation} to validate with, "
         f"skipped: {_list(corpus.skipped)}"
     )
     if validated is not corpus:
         print(f"skipped of those to validate with: {_list(validated.skipped)}")
+        if validated.stamps[0].digest == corpus.stamps[0].digest:
+            print("warning: the text to validate with is the one to train on")
+    if corpus.stamps[0].digest == corpus.stamps[1].digest:
+        print("warning: source and target are the same text")
     source, target = map(len, corpus.vocabularies)
-    print(f"vocabularies of {source} and {target} tokens", flush=True)
-    return Text(corpus, validated, train, cut_batches(validation, args.batchsize))
+    print(f"vocabularies of {source} and {target} tokens")
+
+
+def _print_pairs(corpus: Corpus, rows: np.ndarray) -> None:
+    """Print pairs as a network gets them, so that people see what is wrong with their files."""
+    with contextlib.closing(ParallelText(corpus, rows)) as pairs:
+        for pair in pairs:
+            lines = (v.decode(tokens) for v, tokens in zip(corpus.vocabularies, pair, strict=True))
+            print("  " + "  ->  ".join(shown(line[:MOST_SHOWN]) for line in lines), flush=True)
 
 
 def _list(skipped: dict[str, int]) -> str:

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = saved.create(about, args.dropout)
         if args.evaluate is not None:
             path = Path(args.evaluate or Path(args.out, "best.npz"))
-            run_on_root(comm, 0, "--evaluate", lambda: saved.load_parameters(path, model))
+            run_on_root(comm, 0, "--evaluate", lambda: saved.load_again(path, model, about))
     model.to_device(device)
     evaluator = create_evaluator(args, comm, text, model, device)
     if args.evaluate is not None:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     pairs = ParallelText(text.corpus, chainermn.scatter_dataset(text.train, comm)[:])
     batches = BucketIterator(pairs, args.batchsize, args.seed)
     updater = StandardUpdater(batches, optimizer, converter=to_batch, device=device)
-    trainer = create_trainer(args, comm, updater, evaluator)
+    trainer = create_trainer(args, comm, text, updater, evaluator)
     snapshot = extensions.snapshot(savefun=save, n_retains=3)
     snapshot = multi_node_snapshot(comm, snapshot, [], settings(args, text))
     trainer.extend(snapshot)
@@ -206,12 +206,21 @@ def create_evaluator(
 def create_trainer(
     args: argparse.Namespace,
     comm: chainermn.CommunicatorBase,
+    text: Text,
     updater: StandardUpdater,
     evaluator: evaluation.TranslationEvaluator,
 ) -> Trainer:
     """Return a trainer with what every rank has."""
+
+    @chainer.training.make_extension(trigger=(1, "epoch"), priority=evaluator.priority + 2)
+    def check_text(trainer: Trainer) -> None:
+        """End the job before wrong lines get into scores and snapshots."""
+        with exit_together(comm):
+            text.check()
+
     stopping = training.EarlyStopping(comm, args.criterion, args.patience)
     trainer = Trainer(updater, training.End(stopping, args.epoch), out=args.out)
+    trainer.extend(check_text)
     trainer.extend(stopping)
     trainer.extend(StepSeed(args.seed, comm))
     trainer.extend(evaluator)
@@ -261,7 +270,7 @@ def finish(trainer: Trainer, evaluator: evaluation.TranslationEvaluator) -> None
 def print_scores(scores: dict[str, float], examples: list[tuple[str, str, str]]) -> None:
     """Print scores of the validation data and some of its translations."""
     for source, reference, translation in examples[:: max(len(examples) // 4, 1)][:4]:
-        mark = "=" if translation == reference else "instead of"
+        mark = "=" if evaluation.is_exact(translation, reference) else "instead of"
         print(f"  {source}\n    {translation}  {mark}  {reference}")
     loss, exact, bleu, chrf = (
         scores[training.observation(name)] for name in ("loss", "exact", "bleu", "chrf")

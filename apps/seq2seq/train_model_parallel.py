@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     batches = BucketIterator(pairs, args.batchsize, args.seed)
     updater = StandardUpdater(batches, optimizer, converter=to_batch, device=device)
     evaluator = create_evaluator(args, comm, text, whole, device)
-    trainer = create_trainer(args, comm, updater, evaluator)
+    trainer = create_trainer(args, comm, text, updater, evaluator)
 
     @chainer.training.make_extension(trigger=(1, "epoch"), priority=evaluator.priority + 1)
     def unite(trainer: chainer.training.Trainer) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 import chainer
 
 from batches import pad
-from chainermn.files import read_lines
-from files import LONGEST_SENTENCE
+from chainermn.datasets.texts import decode, raw_lines
 from models import Translator
 from saved import load_network
 from vocabulary import Vocabulary
+
+# Bytes. Attention takes memory in proportion to the square of a sentence's length.
+LONGEST_SENTENCE = 5_000
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -21,19 +23,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
     device.use()
     try:
-        model, source, target = load_network(args.network)
+        model, source, target, form = load_network(args.network)
     except (ImportError, OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
     model.to_device(device)
     sys.stdout.reconfigure(encoding="utf-8")
-    raw = read_lines(sys.stdin.buffer, "standard input", LONGEST_SENTENCE)
+    raw = raw_lines(sys.stdin.buffer, "standard input", LONGEST_SENTENCE)
+    n_invalid = 0
     try:
-        text = (line.decode(errors="replace").strip() for line in raw)
-        for lines in batches(text, args.batchsize):
+        for texts in batches((decode(line, form) for line in raw), args.batchsize):
+            n_invalid += texts.count(None)
+            lines = [text or "" for text in texts]
             for line in translate(model, source, target, lines, args.beam):
                 print(line, flush=True)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
+    if n_invalid:
+        print(f"not in UTF-8: {n_invalid} lines, whose translations are empty", file=sys.stderr)
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -47,7 +53,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+def batches(lines: Iterable[str | None], size: int) -> Iterator[list[str | None]]:
     """Yield lists of ``size`` lines, the last of which may be shorter."""
     batch = []
     for line in lines:
