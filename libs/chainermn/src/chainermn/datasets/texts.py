@@ -19,7 +19,16 @@ from typing import BinaryIO, Literal, cast
 from chainermn import files
 from chainermn.datasets.stamps import Stamp
 
-__all__ = ["LONGEST_LINE", "LinesAt", "decode", "raw_lines", "read_lines", "stamp_of", "unpacked"]
+__all__ = [
+    "LONGEST_LINE",
+    "Form",
+    "LinesAt",
+    "decode",
+    "raw_lines",
+    "read_lines",
+    "stamp_of",
+    "unpacked",
+]
 
 #: Largest size of a line, in bytes: a file without line breaks must not fill the memory.
 LONGEST_LINE = 1_000_000
