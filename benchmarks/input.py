@@ -45,7 +45,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
     with tempfile.TemporaryDirectory() as folder:
         n_files = FILES // 10 if settings.quick else FILES
         names = draw_files(Path(folder), n_files)
-        images = data.Images(data.ImageList(names), folder, CROP, seed=0)
+        images = data.Images(data.ImageList(*zip(*names, strict=True)), folder, CROP, seed=0)
         settings.tell("decoding alone")
         alone = statistics.median(decode_alone(images) for _ in range(settings.rounds))
         for n_workers in WORKERS:

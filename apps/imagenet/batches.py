@@ -1,12 +1,15 @@
 """Batches of a rank, from image files or from shards."""
 
 import argparse
+import io
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import chainer
+import numpy as np
 
 import chainermn
 import data
@@ -23,11 +26,12 @@ def load(
     """Load a list of images, or a folder of shards, which every host must see.
 
     The paths of a list start from ``root``; they may lead out of it only if that is allowed.
+    Whether there are files is for `inspection` to find out.
 
     Raises
     ------
     OSError, ValueError, RuntimeError
-        On all ranks, if something is missing on any host, or damaged.
+        On all ranks, if a shard is missing on any host, or damaged, or a list is none.
     """
 
     def read() -> Source:
@@ -38,8 +42,6 @@ def load(
     source = run_on_root(comm, 0, "images", read)
     if isinstance(source, Shards):
         run_together(comm, "images", lambda: source.check(comm.intra_rank, comm.intra_size))
-    else:
-        data.check_files(source, root, comm)
     return source
 
 
@@ -98,8 +100,19 @@ def _validation(
         order = ShardOrder(source.counts, comm.rank, comm.size)
         make = partial(data.make_example, size=size)
         return ShardIterator(source, order, args.val_batchsize, make, jobs, repeat=False)
-    images = data.Images(source.part(*part), args.root, size)
+    images = data.Images(source.take(range(*part)), args.root, size)
     return data.create_iterator(images, args.val_batchsize, jobs, repeat=False, shuffle=False)
+
+
+def training_examples(
+    source: Source, args: argparse.Namespace, size: int
+) -> Sequence[tuple[np.ndarray, np.ndarray] | data.Unreadable]:
+    """Return the examples of the first epoch; of shards, the first ones, as they are read."""
+    cut = {"size": size, "seed": args.seed, "least": args.least_area}
+    if isinstance(source, data.ImageList):
+        return data.Images(source, args.root, **cut)
+    images = source.read_images(range(min(24, source.counts[0])))
+    return [data.make_example(io.BytesIO(file), name, t, i, **cut) for i, file, name, t in images]
 
 
 def available_workers(comm: chainermn.CommunicatorBase) -> int:

@@ -1,10 +1,11 @@
 """Labeled image files: lists, the examples made from them, and batches."""
 
 import hashlib
+import math
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from chainer.dataset import DatasetMixin
 
 import chainermn
 import images
-from chainermn.agreement import run_together
+from chainermn.datasets.names import shown
 from chainermn.files import open_regular, read_json, read_lines
 from chainermn.global_except_hook import exit_job
 from chainermn.iterators import MultiprocessIterator
@@ -31,44 +32,70 @@ LONGEST_LINE = 4200
 LARGEST_MEAN = 1 << 26  # bytes of a file; that of Chainer's example has less than a million
 
 
+BOM = b"\xef\xbb\xbf"
+
+
 class ImageList:
     """Paths of images, relative to a folder, and their classes.
 
-    Three arrays hold them, so that 1.3 million take 50 MB and are quickly sent to ranks
+    Four arrays hold them, so that 1.3 million take 55 MB and are quickly sent to ranks
     and workers.
 
     Parameters
     ----------
-    pairs : sequence of (str, int)
-        Path and class.
+    paths : sequence of str or bytes
+    labels : sequence of int
+        Their classes.
     confined : bool
         Whether paths must stay in the folder that they start from.
     source : str
         File with one line per image, for error messages.
-    first : int
-        Line number of the first image.
+    lines : array of int, optional
+        Number of each image's line, from 1.
+
+    Attributes
+    ----------
+    repeated : int
+        Number of lines with a path that an earlier line has, too.
     """
 
     def __init__(
         self,
-        pairs: Sequence[tuple[str, int]],
+        paths: Sequence[str | bytes],
+        labels: Sequence[int],
         confined: bool = True,
         source: str = "",
-        first: int = 1,
+        lines: np.ndarray | None = None,
     ) -> None:
-        encoded = [os.fsencode(path) for path, _ in pairs]
+        encoded = [os.fsencode(path) for path in paths]
         self.text = np.frombuffer(b"".join(encoded), np.uint8)
         self.ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
-        self.labels = np.array([label for _, label in pairs], np.int32)
-        self.confined, self.source, self.first = confined, source, first
+        self.labels = np.array(labels, np.int32)
+        self.lines = np.arange(1, len(encoded) + 1, dtype=np.int32) if lines is None else lines
+        self.confined, self.source, self.repeated = confined, source, 0
 
     @classmethod
     def read(cls, path: str | Path, root: str | Path | None = None) -> "ImageList":
-        """Read a list with one line ``path label`` per image.
+        """Read a list with one line ``path label`` per image; see `parse`.
+
+        Raises
+        ------
+        OSError, ValueError
+        """
+        with open_regular(path) as file:
+            return cls.parse(read_lines(file, path, LONGEST_LINE), path, root)
+
+    @classmethod
+    def parse(
+        cls, lines: Iterable[bytes], source: str | Path, root: str | Path | None = None
+    ) -> "ImageList":
+        """Return the images that the lines of a list name.
 
         Parameters
         ----------
-        path : path
+        lines : iterable of bytes
+        source : path
+            Name of the list in errors.
         root : path, optional
             Folder that no path may lead out of. Only links to folders are followed here, because
             looking at each file would take minutes on a network disk. `Images` does so when it
@@ -77,28 +104,39 @@ class ImageList:
         Raises
         ------
         ValueError
-            If a line has another form or leads out of the folder, or if there are no lines.
+            If a line has another form or leads out of the folder, if a path has two labels, or if
+            there are no lines.
         """
-        pairs, seen = [], set()
+        names, labels, folders = list[bytes](), list[int](), set()
         root = None if root is None else Path(root).resolve()
-        with open_regular(path) as file:
-            for number, line in enumerate(read_lines(file, path, LONGEST_LINE), 1):
-                name, _, label = os.fsdecode(line).strip().rpartition(" ")
-                if not name or not label.isdecimal() or "\0" in name:
-                    raise ValueError(f"{path}:{number}: expected 'path label', got {line!r:.200}")
-                pairs.append((name.strip(), int(label)))
-                if pairs[-1][1] >= MOST_CLASSES:
-                    expected = f"less than data.MOST_CLASSES = {MOST_CLASSES}"
-                    raise ValueError(f"{path}:{number}: expected a class {expected}, got {label}")
-                folder = name[: name.rfind("/") + 1]
-                if folder not in seen:
-                    if root and images.leads_out(folder, root):
-                        reason = f"{name!r} leads out of {root}; {images.HINT}"
-                        raise ValueError(f"{path}:{number}: {reason}")
-                    seen.add(folder)
-        if not pairs:
-            raise ValueError(f"{path}: names no image")
-        return cls(pairs, root is not None, str(path))
+        for number, line in enumerate(lines, 1):
+            if number == 1:
+                line = line.removeprefix(BOM)
+            rest = line.rstrip(b" \t\r\n")
+            name, _, label = rest.rpartition(b" ")
+            if not label.isdigit():
+                name, _, label = rest.rpartition(b"\t")
+            name = name.rstrip(b" \t")
+            if not name or not label.isdigit() or b"\0" in name:
+                raise ValueError(f"{source}:{number}: expected 'path label', got {line!r:.200}")
+            names.append(name)
+            labels.append(int(label))
+            if labels[-1] >= MOST_CLASSES:
+                expected = f"less than data.MOST_CLASSES = {MOST_CLASSES}"
+                raise ValueError(
+                    f"{source}:{number}: expected a class {expected}, got {os.fsdecode(label)}"
+                )
+            folder = name[: name.rfind(b"/") + 1]
+            if folder not in folders:
+                if root and images.leads_out(os.fsdecode(folder), root):
+                    reason = f"{os.fsdecode(name)!a} leads out of {root}; {images.HINT}"
+                    raise ValueError(f"{source}:{number}: {reason}")
+                folders.add(folder)
+        if not names:
+            raise ValueError(f"{source}: names no image")
+        listed = cls(names, labels, root is not None, str(source))
+        listed.repeated = len(names) - listed.count_shared(listed)
+        return listed
 
     @property
     def n_classes(self) -> int:
@@ -111,14 +149,49 @@ class ImageList:
         found.update(self.ends.tobytes() + self.labels.tobytes())
         return found.hexdigest()[:16]
 
-    def part(self, begin: int, end: int) -> "ImageList":
-        """Return the images from ``begin`` to before ``end``."""
-        pairs = [self[i] for i in range(begin, end)]
-        return ImageList(pairs, self.confined, self.source, self.first + begin)
+    def take(self, numbers: Iterable[int]) -> "ImageList":
+        """Return a list of some of the images."""
+        numbers = np.fromiter(numbers, np.int64)
+        paths = [self[i][0] for i in numbers]
+        taken = ImageList(
+            paths, self.labels[numbers], self.confined, self.source, self.lines[numbers]
+        )
+        taken.repeated = len(paths) - len(set(taken.paths()))
+        return taken
+
+    def paths(self) -> list[bytes]:
+        """Return all paths, without what does not change them, such as ``./``."""
+        text = self.text.tobytes()
+        begins = [0, *self.ends[:-1].tolist()]
+        found = [text[b:e] for b, e in zip(begins, self.ends.tolist(), strict=True)]
+        return list(map(_plain, found)) if b"./" in text or b"//" in text else found
+
+    def count_shared(self, other: "ImageList") -> int:
+        """Return how many different paths another list has, too.
+
+        Raises
+        ------
+        ValueError
+            If one of them has another label there.
+        """
+        mine, others = self.paths(), other.paths()
+        shared = set(mine)
+        if other is not self:
+            shared.intersection_update(others)
+        if not shared or (other is self and len(shared) == len(self)):
+            return len(shared)
+        first = {path: i for i, path in reversed(list(enumerate(others))) if path in shared}
+        for i, path in enumerate(mine):
+            if path in shared and self.labels[i] != other.labels[j := first[path]]:
+                raise ValueError(
+                    f"{self.where(i)}: {os.fsdecode(path)!a} has label {self.labels[i]} here, and "
+                    f"{other.labels[j]} in {other.where(j)}: delete the wrong line"
+                )
+        return len(shared)
 
     def where(self, i: int) -> str:
         """Return the line of an image, for errors; empty if the list is from no file."""
-        return self.source and f"{self.source}:{self.first + i}"
+        return self.source and f"{self.source}:{self.lines[i]}"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -127,6 +200,12 @@ class ImageList:
         begin = self.ends[i - 1] if i else 0
         path = os.fsdecode(self.text[begin : self.ends[i]].tobytes())
         return path, int(self.labels[i])
+
+
+def _plain(path: bytes) -> bytes:
+    """Return a path without empty parts and parts ``.``."""
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+    return b"/" * path.startswith(b"/") + b"/".join(parts)
 
 
 @dataclass
@@ -183,7 +262,7 @@ class Images(DatasetMixin):
         n = i % len(self)
         path, label = self.listed[n]
         file, where = self.root / path, self.listed.where(n)
-        name = f"{file} ({where})" if where else str(file)
+        name = f"{shown(file)} ({where})" if where else shown(file)
         root = self.root if self.listed.confined else None
         return make_example(file, name, label, i, self.size, self.seed, self.least, root)
 
@@ -266,14 +345,14 @@ class ToBatch(chainer.dataset.Converter):
     mean, deviation : array
         Values to subtract from red, green and blue, and to divide these by.
     skip : bool
-        Whether to leave out files that cannot be read, and count them in ``self.skipped``.
+        Whether to leave out files that cannot be read; their names are in ``self.skipped``.
     """
 
     def __init__(self, mean: np.ndarray, deviation: np.ndarray, skip: bool = False) -> None:
         self.mean = np.asarray(mean, np.float32)[:, None, None]
         self.scale = 1 / np.asarray(deviation, np.float32)[:, None, None]
         self.skip = skip
-        self.skipped = 0
+        self.skipped: set[str] = set()
 
     def __call__(self, batch: list, device: chainer.backend.Device | None = None) -> tuple:
         """Return images, of ``chainer.config.dtype``, and classes.
@@ -298,34 +377,9 @@ class ToBatch(chainer.dataset.Converter):
             message = f"cannot read {file.path} on {socket.gethostname()} ({file.reason})"
             if not self.skip:
                 exit_job(f"{message}. --skip-unreadable continues without such files")
-            print(f"skipped: {message}", file=sys.stderr, flush=True)
-        self.skipped += len(unreadable)
-
-
-def check_files(listed: ImageList, root: str | Path, comm: chainermn.CommunicatorBase) -> None:
-    """Check that some of the files exist on every host.
-
-    Raises
-    ------
-    FileNotFoundError, RuntimeError, ValueError
-        On all ranks, if one is missing on any host, or outside of the folder without permission.
-    """
-    some = np.linspace(0, len(listed) - 1, min(len(listed), 20)).astype(int)
-
-    def check() -> None:
-        real_root = Path(root).resolve()
-        for i in some:
-            path = (real_root / listed[i][0]).resolve()
-            if listed.confined and not path.is_relative_to(real_root):
-                reason = f"{listed[i][0]!r} leads out of {real_root}; {images.HINT}"
-                raise ValueError(f"{listed.where(i)}: {reason}")
-            if not path.is_file():
-                raise FileNotFoundError(
-                    f"host {socket.gethostname()} has no file {path}. Every host must see the "
-                    "images under the same path; --root is what the paths of the lists start from"
-                )
-
-    run_together(comm, "images", check)
+            if file.path not in self.skipped:
+                print(f"skipped: {message}", file=sys.stderr, flush=True)
+            self.skipped.add(file.path)
 
 
 def read_statistics(path: Path) -> dict[str, list[float]]:
@@ -346,7 +400,10 @@ def read_statistics(path: Path) -> dict[str, list[float]]:
         numbers = (float,) * 3
         found = read_json(path, {"mean": numbers, "deviation": numbers})
         if min(found["deviation"]) <= 0:
-            raise ValueError(f"{path}: expected deviations above 0, got {found['deviation']}")
+            raise ValueError(
+                f"{path}: expected deviations above 0, got {found['deviation']}: a color that is "
+                "the same everywhere needs 1, which prepare.py writes: run it again"
+            )
         return {name: found[name] for name in ("mean", "deviation")}
     open_regular(path, LARGEST_MEAN).close()
     try:
@@ -383,6 +440,11 @@ class Sums:
         return total
 
     def statistics(self) -> dict[str, list[float]]:
-        """Return mean and standard deviation of red, green and blue."""
-        mean, squares = self.sums / self.pixels
-        return {"mean": mean.tolist(), "deviation": np.sqrt(squares - mean**2).tolist()}
+        """Return mean and standard deviation of red, green and blue; 1 for no deviation."""
+        mean = (self.sums[0] / self.pixels).tolist()
+        deviation = [
+            math.sqrt(self.pixels * squares - total**2) / self.pixels
+            for total, squares in self.sums.T.tolist()
+        ]
+        # Or dividing by it would spoil the training.
+        return {"mean": mean, "deviation": [value or 1.0 for value in deviation]}

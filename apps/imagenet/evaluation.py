@@ -1,5 +1,6 @@
 """Evaluation on images that the network was not trained with."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 from chainer.training import Extension, extensions
 
 import chainermn
+from chainermn.datasets.names import shown
 
 
 class TopKEvaluator(extensions.Evaluator):
@@ -117,11 +119,15 @@ def draw_confusion(confusion: np.ndarray, names: Sequence[str], path: Path) -> N
     axes.set_xlabel("seen")
     axes.set_ylabel("shown")
     if few:
-        axes.set_xticks(range(len(names)), names, rotation=90)
-        axes.set_yticks(range(len(names)), names)
+        titles = [shown(name)[:40] for name in names]
+        axes.set_xticks(range(len(names)), titles, rotation=90, parse_math=False)
+        axes.set_yticks(range(len(names)), titles, parse_math=False)
         for (row, column), count in np.ndenumerate(confusion):
             if count:
                 color = "white" if shares[row, column] > 0.5 else "black"
                 axes.text(column, row, count, ha="center", va="center", color=color, fontsize=8)
     figure.colorbar(picture, shrink=0.7, label="share of the images shown")
-    figure.savefig(path)
+    with warnings.catch_warnings():
+        # Its font has no letters of some languages; the picture is useful without them.
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        figure.savefig(path)

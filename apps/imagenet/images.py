@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,6 +42,17 @@ def open_image(path: str | Path, root: Path | None = None) -> BinaryIO:
             file.close()
             raise ValueError(f"it leads out of {root}; {HINT}")
     return file
+
+
+def check_header(path: str | Path, root: Path | None = None) -> None:
+    """Raise what `read_image` would raise for a file's header, without decoding the file."""
+    with open_image(path, root) as file, open_picture(file):
+        pass
+
+
+def check_file(path: str | Path, root: Path | None = None) -> None:
+    """Raise what `read_image` would raise; JPEG is decoded at an eighth, in less time."""
+    read_image(path, 8, partial(center_box, share=1), root)
 
 
 def read_image(

@@ -15,9 +15,11 @@ import generated
 import training
 import weights
 from chainermn.agreement import exit_together, run_on_root
-from chainermn.files import read_json, read_text
+from chainermn.datasets.names import check_labels, read_names
+from chainermn.files import read_json
 from chainermn.links import create_mnbn_model
 from chainermn.optimizers import GradientClipping
+from inspection import SECONDS, Inspection
 from models import ARCHITECTURES
 
 
@@ -40,43 +42,60 @@ def start(args: argparse.Namespace) -> tuple[chainermn.CommunicatorBase, chainer
 
 def load_lists(
     args: argparse.Namespace, comm: chainermn.CommunicatorBase
-) -> tuple[batches.Source, batches.Source, dict[str, Any]]:
+) -> tuple[batches.Source, batches.Source, dict[str, Any], Inspection]:
     """Return the training images, the validation images, and the result of `describe`.
 
-    Raises as `batches.load` does.
+    The last is what looks at the files: unless it is settled, it must extend the trainer.
+
+    Raises as `batches.load` and `Inspection.settle` do.
     """
     if args.drawn:
         generated.provide(args.root, comm)
     train, validation = (
         batches.load(path, args.root, comm, args.allow_outside) for path in (args.train, args.val)
     )
-    about = run_on_root(comm, 0, "lists", lambda: describe(args, train))
-    if validation.n_classes > len(about["classes"]):
-        raise ValueError(
-            f"{args.val} has images of class {validation.n_classes - 1}, but {args.train} has "
-            f"only the classes 0 to {len(about['classes']) - 1}"
-        )
-    return train, validation, about
+    is_trained = args.evaluate is None
+    sources = [validation, train] if is_trained else [validation]
+    inspection = Inspection(sources, args.root, comm, args.skip_unreadable)
+    about = run_on_root(comm, 0, "lists", lambda: describe(args, train, validation))
+    has_time = args.skip_unreadable or args.test or not is_trained
+    validation, *rest = inspection.settle(None if has_time else SECONDS)
+    return rest[0] if rest else train, validation, about, inspection
 
 
-def describe(args: argparse.Namespace, train: batches.Source) -> dict[str, Any]:
-    """Return what users of the network need to know."""
+def describe(
+    args: argparse.Namespace, train: batches.Source, validation: batches.Source
+) -> dict[str, Any]:
+    """Return what users of the network need to know.
+
+    Raises
+    ------
+    OSError, ValueError
+        Also if a label has no name, or an image to validate with is of an unknown class.
+    """
     folder = Path(args.train) if Path(args.train).is_dir() else Path(args.train).parent
     classes = args.classes or folder / "classes.txt"
     means = [args.mean] if args.mean else [folder / "mean.json", folder / "mean.npy"]
     mean = next((path for path in means if args.mean or path.exists()), None)
     has_names = classes.exists() or args.classes
-    names = read_text(classes).splitlines() if has_names else []
-    if len(names) > data.MOST_CLASSES:
-        expected = f"at most data.MOST_CLASSES = {data.MOST_CLASSES}"
-        raise ValueError(f"{classes}: expected {expected} lines, got {len(names)}")
+    if has_names:
+        names = read_names(classes, data.MOST_CLASSES)
+        for path, source in ((args.train, train), (args.val, validation)):
+            check_labels(source.labels, names, path)
+    else:
+        names = [str(label) for label in range(train.n_classes)]
+    if validation.n_classes > len(names):
+        raise ValueError(
+            f"{args.val} has images of class {validation.n_classes - 1}, but {args.train} has "
+            f"only the classes 0 to {len(names) - 1}"
+        )
     about = {"mean": [128] * 3, "deviation": [64] * 3}
     if mean:
         about = data.read_statistics(mean)
     return {
         "arch": args.arch,
         "insize": ARCHITECTURES[args.arch].insize,
-        "classes": names + [str(i) for i in range(len(names), train.n_classes)],
+        "classes": names,
         **about,
     }
 

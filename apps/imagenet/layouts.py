@@ -1,20 +1,34 @@
 """Find the images of a data set in folders, and their classes."""
 
 import os
-from dataclasses import dataclass
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 import ilsvrc
 from chainermn.datasets import pictures
+from chainermn.datasets.folders import Found, find_files, find_folders
+from chainermn.datasets.names import shown
 
 # All except "{}" are ILSVRC2012's: from its archives, and from those of the localization task.
 PLACES = ("{}", "ILSVRC2012_img_{}", "Data/CLS-LOC/{}", "ILSVRC/Data/CLS-LOC/{}")
 TRAINING = (*(place.format("train") for place in PLACES), ".")
 VALIDATION = (*(place.format("val") for place in PLACES), "valid", "validation")
 
-Labeled = list[tuple[Path, int]]
+# Folders named with these words are parts of a data set, not classes.
+PARTS = {
+    *("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"),
+    *("holdout", "trainset", "testset", "valset"),
+}
+# A class of whose files a smaller share can be read is probably not meant to be like this.
+LEAST_SHARE = 0.1
+AS_IT_IS = "--as-it-is takes it nevertheless"
+
+Labeled = Sequence[tuple[str | Path, int]]
 
 
 @dataclass(frozen=True)
@@ -25,6 +39,8 @@ class DataSet:
     classes: list[str]
     train: Labeled
     val: Labeled
+    found: Found = field(default_factory=Found)  # what was left out
+    beside: list[Path] = field(default_factory=list)  # folders that were not searched
 
 
 def find_images(
@@ -34,6 +50,7 @@ def find_images(
     ground_truth: Path | None = None,
     hold_out: float | None = None,
     seed: int = 0,
+    as_it_is: bool = False,
 ) -> DataSet:
     """Find a data set with a folder of training images per class.
 
@@ -51,6 +68,8 @@ def find_images(
         Share of the training images of each class that is taken instead of ``val``.
     seed : int
         Seed that decides which images are held out.
+    as_it_is : bool
+        Whether to accept a single class, and classes with hardly a file that can be read.
 
     Raises
     ------
@@ -63,25 +82,40 @@ def find_images(
         raise ValueError("give either --val or --hold-out")
     validation = None
     if hold_out is None:
-        hint = ". --hold-out 0.1 takes a tenth of the training images instead"
+        hint = ". --val DIR names the folder; --hold-out 0.1 takes a tenth of the training images"
         validation = find(root, val, VALIDATION, hint)
     places = [find(root, train, TRAINING)] if train else [root / name for name in TRAINING]
-    found = (class_folders(place, besides=validation) for place in places)
-    folders = next(filter(None, found), None)
-    if folders is None:
+    parent = next((place for place in places if class_names(place, validation)), None)
+    if parent is None:
         raise FileNotFoundError(f"{places[0]} has no folder for each class")
-    numbers = {folder.name: number for number, folder in enumerate(folders)}
-    training = list_classes(folders, numbers)
+    classes = class_names(parent, validation)
+    if train is None and all(PARTS.intersection(words(name)) for name in classes):
+        example = next((name for name in classes if "train" in name.lower()), classes[0])
+        raise ValueError(
+            f"{shown(parent)} has only {listing(classes)}, which seem to be parts of a data set, "
+            f"not classes: name the one to train with, such as --train {shlex.quote(example)}"
+        )
+    numbers = {name: number for number, name in enumerate(classes)}
+    training, of_classes = list_classes(parent, classes, numbers)
+    beside = [path for path in siblings(parent, root) if path != validation]
+    parts = [find_files(parent, (), below=False), *of_classes]
     if validation is None:
-        training, held_out = split(training, len(folders), hold_out, seed)
-    elif inner := class_folders(validation):
-        held_out = list_classes(inner, numbers)
+        training, held_out = split(training, len(classes), hold_out, seed)
+    elif inner := class_names(validation):
+        held_out, found = list_classes(validation, inner, numbers)
+        parts += [find_files(validation, (), below=False), *found]
     else:
-        files = list_images(validation)
+        parts.append(find_files(validation, pictures.endings()))
+        files = in_order(parts[-1].files)
+        if not files:
+            raise FileNotFoundError(f"{shown(validation)} contains no image{advice(parts[-1])}")
         truth = ground_truth or find(root, None, ilsvrc.GROUND_TRUTHS)
-        labels = ilsvrc.read_ground_truth(truth, [path.name for path in files], numbers)
+        names = [os.path.basename(path) for path in files]
+        labels = ilsvrc.read_ground_truth(truth, names, numbers)
         held_out = list(zip(files, labels, strict=True))
-    return DataSet(root, list(numbers), training, held_out)
+    if not as_it_is:
+        check_classes(parent, classes, of_classes)
+    return DataSet(root, classes, training, held_out, Found.joined(parts), beside)
 
 
 def find(folder: Path, given: str | None, usual: tuple[str, ...], hint: str = "") -> Path:
@@ -90,45 +124,95 @@ def find(folder: Path, given: str | None, usual: tuple[str, ...], hint: str = ""
     for name in names:
         if (folder / name).exists():
             return folder / name
-    raise FileNotFoundError(f"{folder} contains none of {', '.join(names)}{hint}")
+    lies_there = f"it has {listing(find_folders(folder))}" if find_folders(folder) else "no folder"
+    missing = f"{shown(folder)} contains none of {', '.join(names)} ({lies_there})"
+    raise FileNotFoundError(f"{missing}{hint}")
 
 
-def class_folders(parent: Path, besides: Path | None = None) -> list[Path]:
-    """Return the folders of the classes, sorted: those of synsets, or else all but one."""
-    if not parent.is_dir():
+def class_names(parent: Path, besides: Path | None = None) -> list[str]:
+    """Return the names of the folders in a folder, sorted as text, except one."""
+    names = find_folders(parent) if parent.is_dir() else []
+    return [name for name in names if parent / name != besides]
+
+
+def siblings(folder: Path, root: Path) -> list[Path]:
+    """Return the other folders beside a folder, which is in ``root``."""
+    if folder.resolve() == root.resolve():
         return []
-    folders = [path for path in sorted(parent.iterdir()) if path.is_dir() and path != besides]
-    synsets = [folder for folder in folders if ilsvrc.SYNSET.fullmatch(folder.name)]
-    return synsets or [folder for folder in folders if not folder.name.startswith(".")]
+    others = (folder.parent / name for name in find_folders(folder.parent))
+    return [path for path in others if path != folder]
 
 
-def list_classes(folders: list[Path], numbers: dict[str, int]) -> Labeled:
-    """Return the images in the folders of classes; ``numbers`` maps class names to numbers."""
-    pairs = []
-    for folder in folders:
-        if folder.name not in numbers:
-            raise ValueError(f"{folder} is none of the classes of the training images")
-        pairs += [(path, numbers[folder.name]) for path in list_images(folder)]
-    return pairs
+def list_classes(
+    parent: Path, classes: list[str], numbers: dict[str, int]
+) -> tuple[list[tuple[str, int]], list[Found]]:
+    """Return the images in the folders of classes, and what each folder has.
+
+    Parameters
+    ----------
+    parent : path
+        Folder with the folders of the classes.
+    classes : list of str
+        Names of these.
+    numbers : dict
+        Number of each class.
+
+    Raises
+    ------
+    OSError, ValueError
+        If a folder has no image, is the same as another, or has no number.
+    """
+    pairs, found, known = [], [], dict[str, str]()
+    for name in classes:
+        folder = parent / name
+        if name not in numbers:
+            raise ValueError(f"{shown(folder)} is none of the classes of the training images")
+        other = known.setdefault(os.path.realpath(folder), name)
+        if other != name:
+            raise ValueError(f"{shown(folder)} and {shown(parent / other)} are the same folder")
+        found.append(find_files(folder, pictures.endings()))
+        if not found[-1].files:
+            raise FileNotFoundError(f"{shown(folder)} contains no image{advice(found[-1])}")
+        pairs += [(path, numbers[name]) for path in in_order(found[-1].files)]
+    return pairs, found
 
 
-def list_images(folder: Path) -> list[Path]:
-    """Return the images in a folder and the folders in it, sorted, without hidden ones."""
-    endings = pictures.endings()
-    found, seen = [], set()
-    for place, inner, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:
-            raise ValueError(f"{place} is a link to {real}, which is there already")
-        seen.add(real)
-        inner[:] = [name for name in inner if not name.startswith(".")]
-        found += [
-            Path(place, name)
-            for name in names
-            if os.path.splitext(name)[1].lower() in endings and not name.startswith(".")
-        ]
-    if not found:
-        raise FileNotFoundError(f"{folder} contains no image")
-    return sorted(found)
+def check_classes(parent: Path, classes: list[str], found: list[Found]) -> None:
+    """Raise ValueError if there is one class, or one with hardly a file that can be read."""
+    if len(classes) == 1:
+        raise ValueError(
+            f"{shown(parent)} has one class, {shown(classes[0])}, which would always be right: "
+            f"give the folder that has the folders of all classes, or --train. {AS_IT_IS}"
+        )
+    for name, part in zip(classes, found, strict=True):
+        others = sum(map(len, part.ignored.values()))
+        if len(part.files) < LEAST_SHARE * (len(part.files) + others):
+            raise ValueError(
+                f"{shown(parent / name)}: only {len(part.files)} of {len(part.files) + others} "
+                f"files can be read{advice(part)}. {AS_IT_IS}"
+            )
+
+
+def advice(found: Found) -> str:
+    """Return what else a folder has, and what to do about it."""
+    lines = found.left_out(pictures.hint, 1)
+    return f"; {lines[0]}" if lines else ""
+
+
+def in_order(paths: list[str]) -> list[str]:
+    """Return paths sorted by the names of their folders, then by their own."""
+    return sorted(paths, key=lambda path: path.split("/"))
+
+
+def words(name: str) -> list[str]:
+    """Return the words in a name, such as ``seg_train``, in lower case."""
+    return re.split(r"[^a-z]+", name.lower())
+
+
+def listing(names: list[str]) -> str:
+    """Return a few names for a message."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(map(shown, names[:5])) + more
 
 
 def split(pairs: Labeled, n_classes: int, share: float, seed: int) -> tuple[Labeled, Labeled]:

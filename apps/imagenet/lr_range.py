@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     comm, device = job.start(args)
     with exit_together(comm):
         check(args)
-        train, validation, about = job.load_lists(args, comm)
+        train, validation, about, inspection = job.load_lists(args, comm)
         run_on_root(comm, 0, "--out", lambda: Path(args.out).mkdir(parents=True, exist_ok=True))
     network = job.create_network(args, comm, about)
     _, optimizer = job.create_model(network, args, comm, device)
@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     trainer = chainer.training.Trainer(updater, lambda trainer: test.is_over, out=args.out)
     trainer.extend(StepSeed(args.seed, comm))
     trainer.extend(test)
+    trainer.extend(inspection)
     trainer.run()
     with exit_together(comm):
         run_on_root(comm, 0, "lr_range.py", lambda: report(rates, test.losses, Path(args.out)))

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 import chainermn
+import images
 import shards
 from chainermn.agreement import exit_together, run_on_root, run_together
 from chainermn.files import optional_path
 from chainermn.progress import Progress
 from data import ImageList
+from inspection import Inspection
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -48,6 +50,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--root", "-R", metavar="DIR", type=Path, default=Path(), help=root)
     outside = "allow paths in LIST, and links, that lead out of --root"
     add("--allow-outside", action="store_true", help=outside)
+    add("--skip-unreadable", action="store_true", help="leave damaged images out")
     add("--out", "-o", metavar="DIR", type=optional_path, help="folder for the shards of LIST")
     add("--images", type=int, default=1000, help="images per shard; default: %(default)s")
     args = parser.parse_args(argv)
@@ -74,6 +77,8 @@ def prepare(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> tuple
         return listed
 
     listed = run_on_root(comm, 0, "pack", read)
+    skip = args.skip_unreadable
+    (listed,) = Inspection([listed], args.root, comm, skip, images.check_file).settle()
     # Lists are sorted by class; each shard gets images of all classes.
     order = np.random.default_rng(0).permutation(len(listed))
     paths = [args.out / f"{i:06}.tar" for i in range(-(-len(listed) // args.images))]
@@ -84,8 +89,8 @@ def prepare(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> tuple
         begin = int(path.stem) * args.images
         numbers = order[begin : begin + args.images].tolist()
         pairs = [listed[i] for i in numbers]
-        images = ((f"{i:08}", root / name, n) for i, (name, n) in zip(numbers, pairs, strict=True))
-        shards.write_shard(path, images, root if listed.confined else None)
+        files = ((f"{i:08}", root / name, n) for i, (name, n) in zip(numbers, pairs, strict=True))
+        shards.write_shard(path, files, root if listed.confined else None)
 
     return paths, write
 

@@ -19,6 +19,9 @@ import numpy as np
 import images
 import layouts
 import trained
+from chainermn.datasets import pictures
+from chainermn.datasets.folders import find_files
+from chainermn.datasets.names import shown
 from chainermn.files import optional_path
 from data import CENTER
 
@@ -33,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             model.recognizer.to_device(device)
             files = [file for path in args.images for file in list_files(path)]
             target = args.csv or os.devnull
-            file = stack.enter_context(open(target, "w", newline="", encoding="utf-8"))
+            # Bytes of names that are not UTF-8 become escapes, so that all programs can read it.
+            how = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
+            file = stack.enter_context(open(target, "w", **how))
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             sys.exit(f"error: {error}")
         table = csv.writer(file)
@@ -42,10 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         unreadable = 0
         for path, found in recognize(model, files, args.batchsize):
             if isinstance(found, Exception):
-                print(f"{path}: {type(found).__name__}: {found}", file=sys.stderr)
+                print(f"{shown(path)}: {type(found).__name__}: {found}", file=sys.stderr)
                 unreadable += 1
                 continue
-            print(path, *(f"  {share:6.1%}  {name}" for name, share in found), sep="\n")
+            lines = (f"  {share:6.1%}  {shown(name)}" for name, share in found)
+            print(shown(path), *lines, sep="\n")
             table.writerow([path, *itertools.chain.from_iterable(found)])
     if unreadable:
         print(f"{unreadable} of {len(files)} files cannot be read", file=sys.stderr)
@@ -66,8 +72,18 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def list_files(path: Path) -> list[Path]:
-    """Return the images in a folder; a path that is not a folder counts as an image."""
-    return layouts.list_images(path) if path.is_dir() else [path]
+    """Return the images in a folder; a path that is not a folder counts as an image.
+
+    What is left out is told on standard error.
+    """
+    if not path.is_dir():
+        return [path]
+    found = find_files(path, pictures.endings())
+    if not found.files:
+        raise FileNotFoundError(f"{shown(path)} contains no image{layouts.advice(found)}")
+    for line in found.left_out(pictures.hint):
+        print(line, file=sys.stderr)
+    return [Path(file) for file in layouts.in_order(found.files)]
 
 
 def recognize(

@@ -7,49 +7,60 @@ Fashion-MNIST, whose images are written into --out.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 import chainermn
 import idx
 import images
+import inspection
 import layouts
+import reports
 from chainermn.agreement import exit_together, run_on_root, run_together
-from chainermn.files import optional_path, read_text
+from chainermn.datasets import pictures
+from chainermn.datasets.names import naturally_sorted, read_names, shown, write_names
+from chainermn.files import atomic_write, optional_path
 from chainermn.progress import Progress
-from data import ImageList, Sums
+from data import BOM, ImageList, Images, Sums
+
+Problems = dict[int, str]  # what is wrong with an image, by its number in a list
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     comm = chainermn.create_communicator()
     on_root = partial(run_on_root, comm, 0, "prepare.py")
-    with exit_together(comm):
+    with exit_together(comm), contextlib.ExitStack() as on_error:
         on_root(lambda: args.out.mkdir(parents=True, exist_ok=True))
+        on_error.callback(remove_if_empty, args.out, comm.rank)
         if on_root(lambda: idx.is_in(args.folder)):
             write = partial(idx.write_images, args.folder, args.out, comm.rank, comm.size)
-            found = run_together(comm, "prepare.py", write)
-            train, root = on_root(lambda: write_lists(found, args)), args.out
+            found, root = run_together(comm, "prepare.py", write), args.out
         else:
-            train, root = on_root(lambda: write_lists(find(args), args)), args.folder
-        sums, unreadable = add_up(train, root.resolve(), args.size, comm)
-        if unreadable and not args.skip_unreadable:
-            hint = "--skip-unreadable leaves them out"
-            raise OSError("\n".join(["cannot read", *unreadable, hint]))
-        on_root(lambda: write_mean(sums, len(train) - len(unreadable), args.out))
+            found, root = on_root(lambda: find(args)), args.folder
+        names, train, val = on_root(lambda: make_lists(found, args))
+        sums = Sums()
+        add = partial(add_image, sums, args.size)
+        lists = [look_at(train, root.resolve(), add, comm, "mean color")]
+        check = partial(whole_image, args.size) if args.verify else images.check_file
+        lists.append(look_at(val, root.resolve(), check, comm, "validation images"))
+        sums = comm.allreduce_obj(sums)
+        on_root(lambda: finish(args, found, names, lists, root, sums))
+        on_error.pop_all()
     if comm.rank == 0:
-        for file in unreadable:
-            print(f"skipped: {file}")
         files = [args.out / "train.txt", args.out / "val.txt"]
         train_py = Path(__file__).with_name("train.py")
         command = ["mpiexec", "-n", comm.size, train_py, *files, "--root", root]
         command += ["--allow-outside"] * args.allow_outside
-        print("next:", shlex.join(map(str, command)))
+        print("next:", " ".join(map(quoted, command)))
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -63,78 +74,205 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--ground-truth", metavar="FILE", type=optional_path, help=ground_truth)
     add("--hold-out", metavar="SHARE", type=float, help="share of each class to validate with")
     add("--seed", type=int, default=0, help="seed of the choice of validation images")
-    add("--classes", metavar="FILE", type=optional_path, help="names of classes, line by line")
+    classes = "names of classes: lines FOLDER<tab>NAME, or names in the order of the folders"
+    add("--classes", metavar="FILE", type=optional_path, help=classes)
     add("--out", "-o", type=Path, metavar="DIR", default=Path(), help="default: current folder")
     add("--size", type=int, default=256, help="pixels per side that images are scaled to")
     outside = "allow links that lead out of DIR"
     add("--allow-outside", action="store_true", help=outside)
-    add("--skip-unreadable", action="store_true", help="skip damaged images")
+    add("--skip-unreadable", action="store_true", help="leave damaged images out of the lists")
+    verify = "decode validation images at full size; by default, JPEG at an eighth"
+    add("--verify", action="store_true", help=verify)
+    as_it_is = "accept a single class, and classes of which hardly a file can be read"
+    add("--as-it-is", action="store_true", help=as_it_is)
     return parser.parse_args(argv)
 
 
 def find(args: argparse.Namespace) -> layouts.DataSet:
     """Find the images, according to the options."""
-    options = ("train", "val", "ground_truth", "hold_out", "seed")
+    options = ("train", "val", "ground_truth", "hold_out", "seed", "as_it_is")
     return layouts.find_images(args.folder, **{name: getattr(args, name) for name in options})
 
 
-def write_lists(found: layouts.DataSet, args: argparse.Namespace) -> ImageList:
-    """Write ``train.txt``, ``val.txt`` and ``classes.txt``; return the training images."""
-    names = found.classes
-    if args.classes:
-        names = read_text(args.classes).splitlines()
-        if len(names) != len(found.classes):
-            raise ValueError(
-                f"{args.classes} has {len(names)} lines for {len(found.classes)} classes"
-            )
-    (args.out / "classes.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
+def make_lists(
+    found: layouts.DataSet, args: argparse.Namespace
+) -> tuple[list[str], ImageList, ImageList]:
+    """Return the names of the classes, and the lists."""
+    names = name_classes(found.classes, args.classes) if args.classes else found.classes
+    lists = []
     for part, pairs in (("train", found.train), ("val", found.val)):
-        relative = ((os.path.relpath(path, found.root), label) for path, label in pairs)
-        lines = [f"{Path(path).as_posix()} {label}\n" for path, label in relative]
-        if broken := next((line for line in lines if line.count("\n") > 1), None):
-            raise ValueError(f"{found.root}: no list can name {broken!r}, which has a line break")
-        (args.out / f"{part}.txt").write_bytes(os.fsencode("".join(lines)))
-        print(f"{part}: {len(lines)} images of {len(names)} classes", flush=True)
-    root = None if args.allow_outside else found.root
-    train, _ = (ImageList.read(args.out / f"{part}.txt", root) for part in ("train", "val"))
-    return train
+        relative = [os.fsencode(path) for path in relative_paths(found.root, pairs)]
+        if broken := next((path for path in relative if b"\n" in path), None):
+            path = os.fsdecode(broken)
+            raise ValueError(
+                f"{found.root}: no list can name {path!a}, which has a line break: rename it"
+            )
+        labels = [label for _, label in pairs]
+        lines = (b"%b %d\n" % pair for pair in zip(relative, labels, strict=True))
+        root = None if args.allow_outside else found.root
+        # A mark in the first path would be taken for one of the file.
+        lines = (BOM + line if i == 0 else line for i, line in enumerate(lines))
+        lists.append(ImageList.parse(lines, args.out / f"{part}.txt", root))
+    return names, *lists
 
 
-def add_up(
-    listed: ImageList, root: Path, size: int, comm: chainermn.CommunicatorBase
-) -> tuple[Sums, list[str]]:
-    """Add up the pixels of all images; each rank adds those of its share.
+def relative_paths(root: Path, pairs: layouts.Labeled) -> list[str]:
+    """Return paths relative to a folder, in which most of them start."""
+    begin = "" if root == Path() else f"{root}/"
+    found = []
+    for path in (os.fspath(path).removeprefix("./") for path, _ in pairs):
+        is_below = path.startswith(begin) and os.path.isabs(path) == root.is_absolute()
+        found.append(path[len(begin) :] if is_below else os.path.relpath(path, root))
+    return found
+
+
+def name_classes(folders: list[str], path: Path) -> list[str]:
+    """Return the names of classes in a file, for folders that are sorted as text.
+
+    Raises
+    ------
+    OSError, ValueError
+        Also if the names are probably in another order than the folders.
+    """
+    lines = read_names(path)
+    if len(lines) != len(folders):
+        raise ValueError(f"{path} has {len(lines)} lines for {len(folders)} classes")
+    if all("\t" in line for line in lines):
+        named = dict(line.split("\t", 1) for line in lines)
+        if missing := sorted(set(folders).difference(named)):
+            raise ValueError(
+                f"{path}: expected a line FOLDER<tab>NAME for each folder, got none for "
+                f"{layouts.listing(missing)}"
+            )
+        return [named[folder] for folder in folders]
+    if folders != (natural := naturally_sorted(folders)):
+        raise ValueError(
+            f"{path}: for which folders are these names? As text, folders are sorted "
+            f"{layouts.listing(folders)}; people count {layouts.listing(natural)}. Give lines "
+            "FOLDER<tab>NAME, in any order, or call the folders 01, 02, ..."
+        )
+    return lines
+
+
+def look_at(
+    listed: ImageList,
+    root: Path,
+    read: Callable[[str, Path | None], object],
+    comm: chainermn.CommunicatorBase,
+    what: str,
+) -> tuple[ImageList, np.ndarray, Problems]:
+    """Read all images of a list; each rank reads those of its share.
 
     Returns
     -------
-    Sums
-        Sums over all images, exactly the same for any number of ranks.
-    list of str
-        Files that cannot be read, and why.
+    ImageList
+        The list.
+    array of int64, shape (images, 2)
+        Sizes and times of the files.
+    dict of str
+        Why images cannot be read, by their numbers.
     """
     begin, end = chainermn.scatter_index(len(listed), comm, force_equal_length=False)
-    sums, unreadable = Sums(), []
-    show = Progress(end - begin, "mean color") if comm.rank == 0 else None
-    choose = partial(images.center_box, share=1)
+    stamps, problems = np.zeros((end - begin, 2), np.int64), Problems()
+    show = Progress(end - begin, what) if comm.rank == 0 else None
     for i in range(begin, end):
-        path = root / listed[i][0]
+        path = os.path.join(root, listed[i][0])
         try:
-            sums.add(images.read_image(path, size, choose, root if listed.confined else None))
+            stamps[i - begin] = inspection.stamp_of(os.stat(path))
+            read(path, root if listed.confined else None)
         except Exception as error:  # Pillow's decoders raise all kinds of exceptions
             host = socket.gethostname()
-            unreadable.append(f"{path} on {host} ({type(error).__name__}: {error})")
+            problems[i] = f"{shown(path)} on {host} ({type(error).__name__}: {error})"
         if show:
             show.step()
-    return comm.allreduce_obj(sums), comm.allreduce_obj(unreadable)
+    parts = comm.allgather_obj((stamps, problems))
+    everything = {i: reason for _, part in parts for i, reason in part.items()}
+    return listed, np.concatenate([part for part, _ in parts]), everything
 
 
-def write_mean(sums: Sums, n: int, out: Path) -> None:
-    """Write ``mean.json``, the statistics of ``n`` images."""
-    statistics = sums.statistics()
-    (out / "mean.json").write_text(json.dumps(statistics, indent=1) + "\n")
+def whole_image(size: int, path: str, root: Path | None) -> np.ndarray:
+    """Return all of an image, scaled to a square."""
+    return images.read_image(path, size, partial(images.center_box, share=1), root)
+
+
+def add_image(sums: Sums, size: int, path: str, root: Path | None) -> None:
+    """Add up the pixels of an image."""
+    sums.add(whole_image(size, path, root))
+
+
+def finish(
+    args: argparse.Namespace,
+    found: layouts.DataSet,
+    names: list[str],
+    looked_at: list[tuple[ImageList, np.ndarray, Problems]],
+    root: Path,
+    sums: Sums,
+) -> None:
+    """Say what is in the lists and what is not, and write everything; the lists come last."""
+    left_out = found.found.left_out(pictures.hint)
+    if found.beside:
+        beside = layouts.listing(list(map(str, found.beside)))
+        left_out.append(f"left out: folders beside those of the classes: {beside}")
+    lists, stamps = [], []
+    problems = [reason for _, _, part in looked_at for reason in part.values()]
+    if problems and not args.skip_unreadable:
+        named = inspection.told(problems, 10)
+        raise OSError("\n".join(["cannot read", *named, "--skip-unreadable leaves them out"]))
+    left_out += [f"skipped: {line}" for line in inspection.told(problems)]
+    for listed, seen, unreadable in looked_at:
+        left = [i for i in range(len(listed)) if i not in unreadable]
+        if not left:
+            raise OSError(f"{listed.source}: none of its images can be read")
+        lists.append(listed.take(left) if unreadable else listed)
+        lists[-1].lines = np.arange(1, len(left) + 1, dtype=np.int32)
+        stamps.append(seen[left])
+    train, val = lists
+    before, after = (
+        np.bincount(listed.labels, minlength=len(names)) for listed in (looked_at[0][0], train)
+    )
+    for label in np.flatnonzero(after < layouts.LEAST_SHARE * before):
+        readable = f"{after[label]} of {before[label]} images of {shown(names[label])}"
+        if not after[label] or not args.as_it_is:
+            raise OSError(f"{root}: only {readable} can be read. {layouts.AS_IT_IS}")
+    examples = Images(train, root, args.size)
+    reports.show_images(args.out, names, train, val, examples, left_out)
+    with contextlib.ExitStack() as written:
+        # Replaced in the opposite order: lists that are there are complete.
+        write = partial(atomic_write, mode="wb")
+        for listed, seen in zip(lists, stamps, strict=True):
+            file = written.enter_context(write(listed.source))
+            pairs = (listed[i] for i in range(len(listed)))
+            content = b"".join(b"%b %d\n" % (os.fsencode(path), label) for path, label in pairs)
+            file.write(BOM * content.startswith(BOM) + content)
+            file = written.enter_context(write(inspection.index_path(listed.source)))
+            inspection.write_index(file, listed, seen)
+        statistics = sums.statistics()
+        file = written.enter_context(write(args.out / "mean.json"))
+        file.write(json.dumps(statistics, indent=1).encode() + b"\n")
+        write_names(args.out / "classes.txt", names)
     mean = ", ".join(f"{value:.2f}" for value in statistics["mean"])
-    print(f"mean of red, green and blue over {n} images: {mean}")
-    print(f"written: {out.resolve()}/{{train.txt,val.txt,classes.txt,mean.json}}")
+    print(f"mean of red, green and blue over {len(train)} images: {mean}")
+    for color, value in zip(("red", "green", "blue"), statistics["deviation"], strict=True):
+        if value == 1:
+            print(f"{color} is the same everywhere: its deviation counts as 1")
+    files = "train.txt,val.txt,classes.txt,mean.json,examples.png"
+    print(f"written: {args.out.resolve()}/{{{files}}}")
+
+
+def remove_if_empty(folder: Path, rank: int) -> None:
+    """Remove a folder in which nothing has been written."""
+    if rank == 0:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def quoted(word: object) -> str:
+    """Quote a word for a shell; bytes that no terminal shows become escapes."""
+    text = str(word)
+    if text.isprintable():
+        return shlex.quote(text)
+    kept = (chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in os.fsencode(text))
+    return "$'" + "".join("\\" * (char in "\\'") + char for char in kept) + "'"
 
 
 if __name__ == "__main__":

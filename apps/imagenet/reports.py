@@ -2,17 +2,23 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import chainer
 import matplotlib
+import numpy as np
 from chainer.serializers import save_npz
 from chainer.training import extensions
 
+from batches import Source
+from chainermn.datasets.names import shown
+from chainermn.datasets.overview import draw_examples, show_classes
 from chainermn.extensions import BestModel, TensorBoardReport, TerminalReport, Throughput
 from chainermn.files import atomic_write
+from data import ImageList, Unreadable
 
 ACCURACY = "validation/main/accuracy"
 # Compressing weights takes more than ten times as long, and saves almost no space.
@@ -47,6 +53,59 @@ def add_reports(
     trainer.extend(TerminalReport(columns))
 
 
+def show_images(
+    out: str | Path,
+    names: Sequence[str],
+    train: Source,
+    validation: Source,
+    images: Sequence[object],
+    lines: Sequence[str] = (),
+) -> None:
+    """Print how many images of which class there are, and draw some as ``out/examples.png``.
+
+    Parameters
+    ----------
+    out : path
+    names : sequence of str
+        Names of the classes.
+    train, validation : batches.Source
+    images : sequence
+        Training examples, as the network sees them.
+    lines : sequence of str
+        What else to print.
+    """
+    lines = [f"{len(train)} images to train with, {len(validation)} to validate with", *lines]
+    for source, what in ((train, "train"), (validation, "validate")):
+        if isinstance(source, ImageList) and source.repeated:
+            lines.append(f"{source.repeated} images to {what} with are listed again")
+
+    def picture(i: int) -> np.ndarray:
+        example = images[i]
+        if isinstance(example, Unreadable):
+            return np.full((example.size, example.size), 255, np.uint8)
+        return example[0].transpose(1, 2, 0)
+
+    if not isinstance(train, ImageList) or not isinstance(validation, ImageList):
+        print(*lines, sep="\n", flush=True)
+        readable = [i for i, example in enumerate(images) if not isinstance(example, Unreadable)]
+        titles = [f"{images[i][1]} {shown(names[images[i][1]])}" for i in readable]
+        draw_examples(Path(out, "examples.png"), list(map(picture, readable)), titles)
+        return
+    if shared := train.count_shared(validation):
+        lines.append(f"{shared} images are listed both to train and to validate with")
+    absent = np.setdiff1d(np.arange(len(names)), train.labels)
+    if absent.tolist() == [0]:
+        lines.append("the labels begin at 1: class 0 has no image")
+    elif len(absent):
+        first = f"{absent[0]} {shown(names[absent[0]])}"
+        lines.append(f"{len(absent)} of {len(names)} classes have no image, such as {first}")
+    if len(absent) == len(names) - 1:
+        lines.append("all images are of one class, so every answer will be right")
+    print(*lines, sep="\n", flush=True)
+    labels = {"train": train.labels, "validate": validation.labels}
+    show_classes(out, names, labels, picture, max(4, 15 - len(lines)))
+
+
 def save_description(out: str, about: dict[str, Any]) -> None:
     """Write what users of a network need to know beside its weights."""
     with atomic_write(Path(out, "model.json")) as file:
@@ -67,6 +126,6 @@ def print_summary(trainer: chainer.training.Trainer, skipped: int) -> None:
     print(f"{last[ACCURACY]:.2%} of the validation images recognized after {epoch} {plural}")
     print(f"the best: {best.value:.2%} after epoch {best.epoch}")
     if skipped:
-        print(f"images skipped in all epochs, as they could not be read: {skipped}")
-    files = "accuracy.png,loss.png,confusion.png,log,best.npz,model.npz"
+        print(f"images skipped, as they could not be read: {skipped}")
+    files = "accuracy.png,loss.png,confusion.png,examples.png,log,best.npz,model.npz"
     print(f"curves, log and networks: {Path(trainer.out).resolve()}/{{{files}}}")

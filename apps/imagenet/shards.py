@@ -31,6 +31,7 @@ ROW = {
     "bytes": range(1 << 60),
     "classes": range(1, MOST_CLASSES + 1),
 }
+LEAST = "least"  # the smallest label, which indexes of older releases lack
 NO_IMAGES = {"cls", "json", "txt"}
 WHAT_TARFILE_RAISES = tarfile.TarError, OSError, ValueError, MemoryError, RecursionError
 BYTES_READ_AT_ONCE = 1 << 20
@@ -49,6 +50,8 @@ class Shards:
     sizes : list of int
         Size of each file in bytes.
     n_classes : int
+    least : int
+        Smallest label.
     """
 
     folder: Path
@@ -56,6 +59,7 @@ class Shards:
     counts: np.ndarray
     sizes: list[int]
     n_classes: int
+    least: int = 0
 
     @classmethod
     def read(cls, folder: str | Path) -> "Shards":
@@ -79,7 +83,14 @@ class Shards:
         names, counts, sizes, n_classes = ([row[key] for row in rows] for key in ROW)
         if not rows:
             raise ValueError(f"{path}: names no shard")
-        return cls(Path(folder), names, np.array(counts, np.int64), sizes, max(n_classes))
+        is_known = all(type(row.get(LEAST)) is int for row in rows)
+        least = min(row[LEAST] for row in rows) if is_known else 0
+        return cls(Path(folder), names, np.array(counts, np.int64), sizes, max(n_classes), least)
+
+    @property
+    def labels(self) -> list[int]:
+        """The smallest and the largest label."""
+        return [self.least, self.n_classes - 1]
 
     def __len__(self) -> int:
         return int(self.counts.sum())
@@ -221,4 +232,5 @@ def describe_shard(path: Path) -> dict[str, Any]:
         "images": n_images,
         "bytes": path.stat().st_size,
         "classes": max(labels) + 1,
+        LEAST: min(labels),
     }

@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 LOSS, ACCURACY, TOP5 = (f"validation/main/{name}" for name in ("loss", "accuracy", "top5"))
 # Seconds after which a test counts as hung, even on a busy machine.
 LIMIT = 300
-PICTURES = ["accuracy.png", "confusion.png", "loss.png", "ranks.png"]
+PICTURES = ["accuracy.png", "confusion.png", "examples.png", "loss.png", "ranks.png"]
 
 
 def read_log(out: Path) -> list[dict[str, float]]:
@@ -68,7 +68,8 @@ def test_options_are_those_of_the_original_example(app):
 def test_mean_image_of_the_original_example_is_described(app, tmp_path):
     np.save(tmp_path / "mean.npy", np.full((3, 5, 4), [[[10]], [[20.5]], [[30]]], np.float32))
     args = parse(app, "-a", "nin", "-m", str(tmp_path / "mean.npy"), "a.txt", "b.txt")
-    assert app.job.describe(args, argparse.Namespace(n_classes=2)) == {
+    listed = app.data.ImageList(["a.jpg", "b.jpg"], [0, 1])
+    assert app.job.describe(args, listed, listed) == {
         "arch": "nin",
         "insize": 227,
         "classes": ["0", "1"],
@@ -179,7 +180,11 @@ def test_only_rank_0_prints_and_plainly_where_no_terminal_is(two_ranks):
     if chainermn.create_communicator().rank == 1:
         assert printed == ""
         return
-    first, header, *rows, summary, best, files = printed.splitlines()
+    first, *about, header, _, _, _, summary, best, files = printed.splitlines()
+    rows = printed.splitlines()[-6:-3]
+    assert about[:2] == ["120 images to train with, 31 to validate with", about[1]]
+    assert about[2].split() == ["0", "circle", "12", "4"]
+    assert len(about) == 12
     assert first == "ranks: 2, hosts: 1, communicator: SingleNodeCommunicator"
     assert header.split()[:2] == ["epoch", "main/loss"]
     assert header.split()[-3:] == ["images/s", "minutes", "left"]
@@ -336,7 +341,10 @@ def test_bad_input_ends_all_ranks_with_one_message(
     refusal = "is a pickle of more than None, numbers and strings: it has a call of posix.mkdir"
     cases = [
         (["--train", leading], f"{leading}:2: '../../etc/passwd' leads out of {few}; --allow-o"),
-        (["--train", linked, "--root", links], f"{linked}:1: 'a.jpg' leads out of {links}; --al"),
+        (
+            ["--train", linked, "--val", linked, "--root", links],
+            f"{linked}:1: 'a.jpg' leads out of {links}; --al",
+        ),
         (["--train", pipe], f"{pipe}: expected a regular file, got a pipe or a device"),
         (["--mean", pipe], f"{pipe}: expected a regular file, got a pipe or a device"),
         (["--resume", strange], f"in {strange} {refusal}"),
@@ -354,7 +362,7 @@ def test_bad_input_ends_all_ranks_with_one_message(
         (["--evaluate"], f"[Errno 2] No such file or directory: '{place}/result/best.npz'"),
         (["--root", place], f"host {socket.gethostname()} has no file {place}/train/circle-00000"),
         (["--train", absent], f"[Errno 2] No such file or directory: '{absent}'"),
-        (["--val", relabeled], f"{relabeled} has images of class 12, but {few}/train.txt has"),
+        (["--val", relabeled], f"{relabeled}: expected labels from 0 to 9 for 10 names"),
         (["--out", place / "trained", "--arch", "nin"], f"{place}/trained/snapshot_iter_23"),
         (["--freeze", "conv9"], "--freeze: there is no layer 'conv9', but bn1, bn2, "),
         (["--out", file / "result"], f"[Errno 20] Not a directory: '{file}/result'"),
@@ -406,7 +414,7 @@ def test_first_epochs_on_one_rank_with_other_options(app, run, only, lists, few,
 def cut_off(root: Path) -> str:
     """Cut off an image, and return how messages name it."""
     victim = root / "train/circle-00110.jpg"
-    victim.write_bytes(victim.read_bytes()[:400])
+    victim.write_bytes(victim.read_bytes()[:-100])  # its header is whole
     return f"cannot read {victim} ({root}/train.txt:111) on {socket.gethostname()} "
 
 
@@ -422,7 +430,7 @@ def test_damaged_file_is_skipped(app, run, few, shared_tmp_path, capsys):
     out, err = capsys.readouterr()
     assert re.fullmatch(f"skipped: {re.escape(message)}.*\n", "".join(comm.allgather_obj(err)))
     if comm.rank == 0:
-        assert "images skipped in all epochs, as they could not be read: 1\n" in out
+        assert "images skipped, as they could not be read: 1\n" in out
         assert "recognized after 1 epoch\n" in out
 
 

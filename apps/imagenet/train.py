@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         silence()
     comm, device = job.start(args)
     with exit_together(comm):
-        train, validation, about = job.load_lists(args, comm)
+        train, validation, about, inspection = job.load_lists(args, comm)
     network = job.create_network(args, comm, about)
     average = copy.deepcopy(network) if args.ema else None
     model, optimizer = job.create_model(network, args, comm, device)
@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     trigger = end if args.test else (1, "epoch")
     trainer = chainer.training.Trainer(updater, end, out=args.out)
     trainer.extend(StepSeed(args.seed, comm))
+    trainer.extend(inspection)
     peak = args.lr * args.batchsize * comm.size / 256
     trainer.extend(training.LearningRate(peak, args.epoch, args.warmup, args.schedule))
     evaluated = model
@@ -96,11 +97,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         record_run(comm, vars(args), args.out)
         if comm.rank == 0:
             reports.save_description(args.out, about)
+            examples = batches.training_examples(train, args, about["insize"])
+            reports.show_images(args.out, about["classes"], train, validation, examples)
     trainer.run()
 
-    skipped = comm.allreduce_obj(to_batch.skipped)
+    skipped = comm.allgather_obj(to_batch.skipped)
     if comm.rank == 0:
-        reports.print_summary(trainer, skipped)
+        reports.print_summary(trainer, len(set().union(*skipped)))
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def find_files(
     endings : collection of str
         Endings in lower case, such as ``.jpg``; those of the files may be in any case.
     below : bool
-        Whether to search the folders in it, too.
+        Whether to search the folders in it, too, apart from hidden ones.
 
     Raises
     ------
@@ -132,9 +132,8 @@ def find_files(
             )
         seen[real] = place
         visible = sorted(name for name in inner if not _is_hidden(name))
-        if below:
-            for name in set(inner).difference(visible):
-                found.hidden += sum(1 for _ in _all_files(os.path.join(place, name)))
+        for name in set(inner).difference(visible):
+            found.hidden += sum(1 for _ in _all_files(os.path.join(place, name)))
         inner[:] = visible if below else []
         for name in sorted(names):
             path = os.path.join(place, name)

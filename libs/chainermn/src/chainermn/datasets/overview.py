@@ -23,6 +23,7 @@ def show_classes(
     names: Sequence[str],
     labels: Mapping[str, ArrayLike],
     picture: Callable[[int], ArrayLike],
+    most: int = 9,
 ) -> None:
     """Print a table of classes, and draw some examples of the first set as ``out/examples.png``.
 
@@ -37,6 +38,8 @@ def show_classes(
     picture : callable
         Function from the index of an example of the first set to its picture, as
         `draw_examples` takes it.
+    most : int
+        Largest number of lines of the table, see `class_table`.
 
     Raises
     ------
@@ -53,7 +56,7 @@ def show_classes(
         1 dog       2
     """
     counts = {what: np.bincount(found, minlength=len(names)) for what, found in labels.items()}
-    print("\n".join(class_table(names, counts)), flush=True)
+    print("\n".join(class_table(names, counts, most)), flush=True)
     first = np.asarray(next(iter(labels.values())))
     chosen = choose_examples(first)
     titles = [f"{first[i]} {shown(names[first[i]])}" for i in chosen]

@@ -74,8 +74,9 @@ def record_run(
             "git": _git(Path(sys.argv[0]).resolve().parent),
         }
         text = json.dumps(record, indent=1, default=str, ensure_ascii=False) + "\n"
-        with atomic_write(folder / "run.json") as file:
-            file.write(text)
+        with atomic_write(folder / "run.json", "wb") as file:
+            # Names of files that are not UTF-8 become JSON's escapes.
+            file.write(text.encode(errors="backslashreplace"))
 
     run_on_root(comm, 0, _WHERE, write)
 

@@ -1,0 +1,229 @@
+"""Whether the files of lists can be read, and are as prepare.py saw them."""
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import chainer
+import numpy as np
+
+import chainermn
+import images
+from chainermn.agreement import run_together
+from chainermn.datasets.names import shown
+from chainermn.files import open_regular
+from chainermn.global_except_hook import exit_job
+from chainermn.progress import Progress
+from data import ImageList
+from shards import Shards
+
+SECONDS = 3  # that a training waits for it, before it starts beside it
+NAMED = 3  # files in a message; the others are counted
+EVERYWHERE = (
+    "Every host must see the images under the same path; --root is what the paths of the lists "
+    "start from"
+)
+
+
+def index_path(source: str | Path) -> Path:
+    """Return where `write_index` puts what prepare.py knows about the files of a list."""
+    return Path(f"{source}.sizes.npy")
+
+
+def stamp_of(status: os.stat_result) -> tuple[int, int]:
+    """Return the size of a file in bytes, and when it was changed, in nanoseconds."""
+    return status.st_size, status.st_mtime_ns
+
+
+def write_index(file: BinaryIO, listed: ImageList, stamps: np.ndarray) -> None:
+    """Write sizes and times, int64 of shape (images, 2), after a row with the list's digest."""
+    first = np.array([[int(listed.digest(), 16), 0]], np.uint64).view(np.int64)
+    np.save(file, np.concatenate([first, stamps]))
+
+
+def read_index(listed: ImageList) -> np.ndarray | None:
+    """Return sizes and times as prepare.py saw them; None if it has not seen these files."""
+    path = index_path(listed.source)
+    try:
+        open_regular(path, 16 * len(listed) + 1000).close()
+        index = np.lib.format.open_memmap(path, mode="r")
+        first, stamps = index[0], index[1:]
+    except Exception:  # NumPy's reader of headers raises all kinds of exceptions
+        return None
+    is_of_list = stamps.shape == (len(listed), 2) and stamps.dtype == np.int64
+    digest = int(listed.digest(), 16)
+    return np.array(stamps) if is_of_list and first.view(np.uint64)[0] == digest else None
+
+
+class Inspection(chainer.training.Extension):
+    """Looks at the files of lists, in a thread, and ends the job before it validates.
+
+    The size of a file that prepare.py has seen must be the same. If only its time is another,
+    as for a copy on another host, or if there is no index, the file's header is read. The ranks of
+    a host share its files, because each host may see others.
+
+    Parameters
+    ----------
+    sources : sequence of ImageList or Shards
+        Nothing is done for shards.
+    root : path
+        Folder that their paths start from.
+    comm : CommunicatorBase
+    skip : bool
+        Whether to leave out files that are missing, changed or unreadable.
+    look : callable
+        ``look(path, root)`` raises if a file cannot be read.
+
+    Attributes
+    ----------
+    read_again : int
+        Number of files, of this rank's share, whose time has changed, but not their size.
+    """
+
+    priority = chainer.training.PRIORITY_WRITER + 1  # before the evaluator
+
+    def __init__(
+        self,
+        sources: Sequence[ImageList | Shards],
+        root: str | Path,
+        comm: chainermn.CommunicatorBase,
+        skip: bool = False,
+        look: Callable[[str, Path | None], object] = images.check_header,
+    ) -> None:
+        self.sources, self.root, self.comm = sources, Path(root).resolve(), comm
+        self.lists = [source for source in sources if isinstance(source, ImageList)]
+        self.skip, self.look = skip, look
+        self.read_again = 0
+        self.is_settled = False
+        self._done = 0
+        self._found: list[tuple[int, int, str]] = []  # list, image and what is wrong with it
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def trigger(self, trainer: chainer.training.Trainer) -> bool:
+        """Tell whether to look at the result: after each iteration until it is there."""
+        return not self.is_settled
+
+    def settle(self, seconds: float | None = None) -> list[ImageList | Shards]:
+        """Return the sources, without what is left out. Collective.
+
+        Parameters
+        ----------
+        seconds : float, optional
+            How long to wait. If this is not enough, the sources are returned as they are, and the
+            work goes on; the trainer must be extended by this object.
+
+        Raises
+        ------
+        OSError, RuntimeError
+            On all ranks, if something is wrong with a file, unless such files are skipped.
+        """
+        self._wait(seconds)
+        self.is_settled = all(self.comm.allgather_obj(not self._thread.is_alive()))
+        if not self.is_settled:
+            return list(self.sources)
+        run_together(self.comm, "images", self._raise)
+        parts = self.comm.allgather_obj((self._found, self.read_again))
+        found = {(k, i): reason for part, _ in parts for k, i, reason in part}
+        self.read_again = sum(read_again for _, read_again in parts)
+        if self.comm.rank == 0:
+            if self.read_again:
+                print(f"{self.read_again} files have another time than prepare.py saw: read again")
+            for line in told([found[key] for key in sorted(found)]):
+                print(f"skipped: {line}", flush=True)
+        kept = []
+        for k, listed in enumerate(self.lists):
+            left = [i for i in range(len(listed)) if (k, i) not in found] if found else None
+            if left == []:
+                raise OSError(f"{listed.source}: none of its images can be read")
+            kept.append(listed.take(left) if left and len(left) < len(listed) else listed)
+        lists = iter(kept)
+        return [next(lists) if isinstance(s, ImageList) else s for s in self.sources]
+
+    def __call__(self, trainer: chainer.training.Trainer) -> None:
+        """End the job if something is wrong with a file; before an evaluation, wait for that."""
+        if trainer.updater.is_new_epoch:
+            self._thread.join()
+        if not self._thread.is_alive():
+            try:
+                self._raise()
+            except OSError as error:
+                exit_job(str(error))
+            self.is_settled = True
+
+    def _raise(self) -> None:
+        if self._error:
+            raise self._error
+        if self._found and not self.skip:
+            reasons = [reason for _, _, reason in self._found]
+            raise OSError("\n".join([*told(reasons), "--skip-unreadable leaves such files out"]))
+
+    def _wait(self, seconds: float | None) -> None:
+        self._thread.join(SECONDS if seconds is None else seconds)
+        if seconds is None and self._thread.is_alive():
+            total = sum(len(self._share(listed)) for listed in self.lists)
+            show = Progress(total, "looking at files") if self.comm.rank == 0 else None
+            while self._thread.is_alive():
+                self._thread.join(0.2)
+                if show and self._done > show.done:
+                    show.step(self._done - show.done)
+
+    def _share(self, listed: ImageList) -> range:
+        return range(self.comm.intra_rank, len(listed), self.comm.intra_size)
+
+    def _work(self) -> None:
+        try:
+            for k, listed in enumerate(self.lists):
+                stamps = read_index(listed)
+                for i in self._share(listed):
+                    reason = self._reason(listed, i, None if stamps is None else stamps[i])
+                    self._done += 1
+                    if reason:
+                        self._found.append((k, i, reason))
+                        if not self.skip and len(self._found) == NAMED:
+                            return
+        except Exception as error:
+            self._error = error
+
+    def _reason(self, listed: ImageList, i: int, stamp: np.ndarray | None) -> str | None:
+        """Return what is wrong with a file."""
+        path = os.path.join(self.root, listed[i][0])
+        name = f"{shown(path)} ({listed.where(i)})" if listed.source else shown(path)
+        host = socket.gethostname()
+        changed = f"{name} has changed since prepare.py looked at it"
+        try:
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
+                status = os.stat(path)
+                if listed.confined and images.leads_out(path, self.root):
+                    reason = f"{listed[i][0]!a} leads out of {self.root}; {images.HINT}"
+                    return f"{listed.where(i)}: {reason}"
+        except OSError:
+            lacks = f"host {host} has no file {name}"
+            if stamp is not None:
+                lacks = f"{changed}: host {host} has no such file. Run prepare.py again"
+            return f"{lacks}. {EVERYWHERE}"
+        if stamp is not None:
+            size, time = stamp.tolist()
+            if status.st_size != size:
+                sizes = f"{size} bytes then, {status.st_size} now, on {host}"
+                return f"{changed} ({sizes}): run prepare.py again"
+            if status.st_mtime_ns == time:
+                return None
+            self.read_again += 1
+        try:
+            self.look(path, self.root if listed.confined else None)
+        except Exception as error:  # Pillow's decoders raise all kinds of exceptions
+            return f"cannot read {name} on {host} ({type(error).__name__}: {error})"
+        return None
+
+
+def told(reasons: Sequence[str], most: int = NAMED) -> list[str]:
+    """Return the first reasons, and how many more there are."""
+    n = len(reasons) - most
+    return [*reasons[:most], f"... and {n} more"] if n > 0 else list(reasons)
