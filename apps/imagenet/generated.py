@@ -12,7 +12,8 @@ from PIL import Image, ImageDraw
 
 import chainermn
 from chainermn.agreement import run_together
-from data import Sums
+from data import ImageList, Sums
+from inspection import index_files
 
 CLASSES = (
     *("circle", "square", "triangle", "pentagon", "star"),
@@ -68,6 +69,7 @@ def create(root: Path, n_train: int, n_validation: int, seed: int = SEED) -> Non
                 if part == "train":
                     sums.add(np.asarray(image).transpose(2, 0, 1))
             (unfinished / f"{part}.txt").write_text("".join(lines))
+            index_files(ImageList.read(unfinished / f"{part}.txt"), unfinished)
         (unfinished / "classes.txt").write_text("\n".join(CLASSES) + "\n")
         write_statistics(unfinished / "mean.json", sums)
         unfinished.chmod(0o755)

@@ -4,7 +4,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,7 +15,7 @@ import chainermn
 import images
 from chainermn.agreement import run_together
 from chainermn.datasets.names import shown
-from chainermn.files import open_regular
+from chainermn.files import atomic_write, open_regular
 from chainermn.global_except_hook import exit_job
 from chainermn.progress import Progress
 from data import ImageList
@@ -43,6 +43,14 @@ def write_index(file: BinaryIO, listed: ImageList, stamps: np.ndarray) -> None:
     """Write sizes and times, int64 of shape (images, 2), after a row with the list's digest."""
     first = np.array([[int(listed.digest(), 16), 0]], np.uint64).view(np.int64)
     np.save(file, np.concatenate([first, stamps]))
+
+
+def index_files(listed: ImageList, root: str | Path) -> None:
+    """Write sizes and times of all files of a list."""
+    files = (os.path.join(root, listed[i][0]) for i in range(len(listed)))
+    stamps = np.array([stamp_of(os.stat(file)) for file in files], np.int64)
+    with atomic_write(index_path(listed.source), "wb") as file:
+        write_index(file, listed, stamps)
 
 
 def read_index(listed: ImageList) -> np.ndarray | None:
@@ -133,7 +141,9 @@ class Inspection(chainer.training.Extension):
         self.read_again = sum(read_again for _, read_again in parts)
         if self.comm.rank == 0:
             if self.read_again:
-                print(f"{self.read_again} files have another time than prepare.py saw: read again")
+                print(
+                    f"files with another time than prepare.py saw, read again: {self.read_again}"
+                )
             for line in told([found[key] for key in sorted(found)]):
                 print(f"skipped: {line}", flush=True)
         kept = []
@@ -179,16 +189,24 @@ class Inspection(chainer.training.Extension):
     def _work(self) -> None:
         try:
             for k, listed in enumerate(self.lists):
-                stamps = read_index(listed)
-                for i in self._share(listed):
-                    reason = self._reason(listed, i, None if stamps is None else stamps[i])
-                    self._done += 1
-                    if reason:
+                index = read_index(listed)
+                for i in self._unlike_before(listed, index):
+                    if reason := self._reason(listed, i, None if index is None else index[i]):
                         self._found.append((k, i, reason))
                         if not self.skip and len(self._found) == NAMED:
                             return
         except Exception as error:
             self._error = error
+
+    def _unlike_before(self, listed: ImageList, index: np.ndarray | None) -> Iterator[int]:
+        """Yield the images of this rank's share whose files must be looked at more closely."""
+        root, text, ends = os.fsencode(self.root) + b"/", memoryview(listed.text), listed.ends
+        for i in self._share(listed):
+            if index is None or not is_same(
+                root, text[ends[i - 1] if i else 0 : ends[i]], index[i]
+            ):
+                yield i
+            self._done += 1
 
     def _reason(self, listed: ImageList, i: int, stamp: np.ndarray | None) -> str | None:
         """Return what is wrong with a file."""
@@ -221,6 +239,14 @@ class Inspection(chainer.training.Extension):
         except Exception as error:  # Pillow's decoders raise all kinds of exceptions
             return f"cannot read {name} on {host} ({type(error).__name__}: {error})"
         return None
+
+
+def is_same(root: bytes, path: memoryview, stamp: np.ndarray) -> bool:
+    """Tell whether a file, which is no link, has the size and time that prepare.py saw."""
+    try:
+        return stamp_of(os.lstat(root + path)) == tuple(stamp.tolist())
+    except OSError:
+        return False
 
 
 def told(reasons: Sequence[str], most: int = NAMED) -> list[str]:

@@ -14,9 +14,10 @@ import chainermn
 import images
 import shards
 from chainermn.agreement import exit_together, run_on_root, run_together
+from chainermn.datasets.names import check_labels, read_names
 from chainermn.files import optional_path
 from chainermn.progress import Progress
-from data import ImageList
+from data import MOST_CLASSES, ImageList
 from inspection import Inspection
 
 
@@ -72,13 +73,18 @@ def prepare(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> tuple
 
     def read() -> ImageList:
         listed = ImageList.read(args.source, None if args.allow_outside else args.root)
+        if (classes := args.source.with_name("classes.txt")).exists():
+            check_labels(listed.labels, read_names(classes, MOST_CLASSES), args.source)
+        return listed
+
+    def clear() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / shards.INDEX).unlink(missing_ok=True)  # written when everything is complete
-        return listed
 
     listed = run_on_root(comm, 0, "pack", read)
     skip = args.skip_unreadable
     (listed,) = Inspection([listed], args.root, comm, skip, images.check_file).settle()
+    run_on_root(comm, 0, "pack", clear)
     # Lists are sorted by class; each shard gets images of all classes.
     order = np.random.default_rng(0).permutation(len(listed))
     paths = [args.out / f"{i:06}.tar" for i in range(-(-len(listed) // args.images))]

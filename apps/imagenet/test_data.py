@@ -4,17 +4,21 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
 import zlib
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import chainer
 import numpy as np
 import pytest
 from PIL import Image
 
+import chainermn
 from chainermn.datasets import DistributedOrderSampler
 
 HERE = Path(__file__).resolve().parent
@@ -197,6 +201,34 @@ def test_list_file(app, tmp_path):
     assert [listed.take([1, 2])[i] for i in range(2)] == expected[1:]
 
 
+NAMES = [b" a.jpg", b"\xe3\x80\x80b.jpg", b"c\xe2\x80\xa8\x0b\x1c\r.jpg", b"caf\xe9/d e.jpg"]
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("separator", [b" ", b"\t", b" \t  "])
+def test_names_in_lists_survive(app, separator, end, mark, tmp_path):
+    lines = (name + separator + b"%d" % i for i, name in enumerate(NAMES))
+    (tmp_path / "list.txt").write_bytes(mark + end.join(lines))
+    listed = app.data.ImageList.read(tmp_path / "list.txt")
+    assert [listed[i] for i in range(4)] == [(os.fsdecode(n), i) for i, n in enumerate(NAMES)]
+
+
+def test_images_that_are_listed_twice(app, tmp_path):
+    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
+    first.write_text("a/x.jpg 1\nb.jpg 0\n./a//x.jpg 1\na/x.jpg 1\n/a/x.jpg 0\n")
+    second.write_text("c.jpg 0\n./b.jpg 0\n")
+    train, val = (app.data.ImageList.read(path) for path in (first, second))
+    assert (train.repeated, val.repeated, train.count_shared(val)) == (2, 0, 1)
+    assert train.take([0, 2, 4]).repeated == 1
+    second.write_text("c.jpg 0\n./b.jpg 2\n")
+    with pytest.raises(ValueError, match=f"^{first}:2: 'b.jpg' has label 0 .* 2 in {second}:2"):
+        train.count_shared(app.data.ImageList.read(second))
+    second.write_text("a.jpg 1\nb.jpg 1\n.//a.jpg 2\n")
+    with pytest.raises(ValueError, match=f"^{second}:3: 'a.jpg' has label 2 .* 1 in {second}:1"):
+        app.data.ImageList.read(second)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -274,6 +306,104 @@ def test_files_that_are_links_or_pipes(app, root, tmp_path):
         assert "expected a regular file, got a pipe or a device" in pipe.reason
     free = app.data.Images(app.data.ImageList.read(source), root, 24)
     assert free[1][1] == 1
+
+
+@pytest.fixture
+def inspect(app, drawn, tmp_path):
+    """Return a function that inspects a copy of images, and the folder."""
+    root = tmp_path / "copy"
+    shutil.copytree(drawn, root)
+    comm = chainermn.create_communicator("naive")
+
+    def call(skip: bool = False):
+        lists = [app.data.ImageList.read(root / f"{part}.txt") for part in ("train", "val")]
+        found = app.inspection.Inspection(lists, root, comm, skip)
+        return found.settle(), found.read_again
+
+    return call, root
+
+
+@pytest.mark.mpi(1)
+def test_files_are_compared_with_what_prepare_saw(app, inspect, capsys):
+    call, root = inspect
+    victim, other = root / "val/star-00004.jpg", root / "val/ring-00006.jpg"
+    status = victim.stat()
+    # What is not looked at again, as size and time are the same, may be anything.
+    victim.write_bytes(bytes(status.st_size))
+    os.utime(victim, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.utime(other, ns=(1, 1))
+    (train, val), read_again = call()
+    assert (len(train), len(val), read_again) == (60, 10, 1)
+    os.utime(victim, ns=(1, 1))
+    with pytest.raises(OSError, match=f"^cannot read {victim} .{root}/val.txt:5. .*Unidentified"):
+        call()
+    victim.write_bytes(b"")
+    changed = f"{victim} \\({root}/val.txt:5\\) has changed since prepare.py looked at it"
+    with pytest.raises(OSError, match=rf"^{changed} \({status.st_size} bytes then, 0 now.* again"):
+        call()
+    victim.unlink()
+    with pytest.raises(OSError, match=rf"^{changed}: host .* has no such file"):
+        call()
+    capsys.readouterr()
+    (train, val), _ = call(skip=True)
+    assert (len(train), len(val)) == (60, 9)
+    assert [val.where(i) for i in (3, 4)] == [f"{root}/val.txt:4", f"{root}/val.txt:6"]
+    told = capsys.readouterr().out.splitlines()
+    assert [line.startswith(("files with", "skipped: ")) for line in told] == [True, True]
+
+
+@pytest.mark.mpi(1)
+@pytest.mark.parametrize("change", ["absent", "other list", "damaged"])
+def test_headers_are_read_without_an_index_of_the_list(app, inspect, change):
+    call, root = inspect
+    victim, status = root / "val/star-00004.jpg", (root / "val/star-00004.jpg").stat()
+    victim.write_bytes(bytes(status.st_size))
+    os.utime(victim, ns=(status.st_atime_ns, status.st_mtime_ns))
+    index = app.inspection.index_path(root / "val.txt")
+    if change == "absent":
+        index.unlink()
+    elif change == "damaged":
+        index.write_bytes(index.read_bytes()[:100])
+    else:
+        text = (root / "val.txt").read_text()
+        (root / "val.txt").write_text(text.replace("star-00004.jpg 4", "star-00004.jpg 5"))
+    with pytest.raises(OSError, match=f"^cannot read {victim} "):
+        call()
+
+
+@pytest.mark.mpi(1)
+def test_slow_inspection_ends_the_job_before_it_validates(app, inspect):
+    _, root = inspect
+    go_on = threading.Event()
+
+    def look(path: str, root: Path | None) -> None:
+        go_on.wait(60)
+        raise OSError("no image")
+
+    comm = chainermn.create_communicator("naive")
+    app.inspection.index_path(root / "val.txt").unlink()
+    lists = [app.data.ImageList.read(root / "val.txt")]
+    found = app.inspection.Inspection(lists, root, comm, look=look)
+    assert found.settle(0) == lists
+    trainer = SimpleNamespace(updater=SimpleNamespace(is_new_epoch=False))
+    assert found.trigger(trainer)
+    found(trainer)
+    go_on.set()
+    trainer.updater.is_new_epoch = True
+    with pytest.raises(SystemExit, match=r"error: cannot read .*no image"):
+        found(trainer)
+
+
+def test_constant_color_has_deviation_1(app):
+    sums = app.data.Sums()
+    sums.add(np.stack([np.full((4, 5), 7), np.eye(4, 5), np.eye(4, 5)]).astype(np.uint8))
+    assert sums.statistics()["deviation"] == [1, 0.4, 0.4]
+
+
+def test_confusion_of_any_names(app, tmp_path):
+    names = ["$x_1$", "caf\udce9", "blue\u2028jay", "\u72d7"]
+    app.evaluation.draw_confusion(np.eye(4, dtype=int), names, tmp_path / "confusion.png")
+    assert (tmp_path / "confusion.png").stat().st_size
 
 
 def test_mean_image_that_may_do_harm(app, tmp_path):

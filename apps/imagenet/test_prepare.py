@@ -1,5 +1,6 @@
 """Lists and means of image folders, and of files in MNIST's format."""
 
+import csv
 import gzip
 import json
 import re
@@ -204,37 +205,65 @@ def animals(on_rank_0, shared_tmp_path) -> Path:
 
 @pytest.mark.mpi(3, timeout=LIMIT)
 def test_own_images_become_a_model_in_two_commands(
-    app, run, only, animals, shared_tmp_path, capsys
+    app, run, only, on_rank_0, animals, shared_tmp_path, capsys
 ):
+    """Their names are not UTF-8, begin with a space or a mark, or hold other line breaks."""
     comm, out = chainermn.create_communicator(), shared_tmp_path / "lists"
+    photos, names = (
+        shared_tmp_path / "ph\udce9otos",
+        [" ant\u2028eater $x$", "\ufeffz\udce9\x85bra"],
+    )
+
+    def rename() -> None:
+        animals.rename(photos)
+        for old, new in zip(["ant eater", "zebra"], names, strict=True):
+            (photos / old).rename(photos / new)
+        (photos / names[1] / "zebra 00.jpg").rename(photos / names[1] / " \udce9.jpg")
+
+    on_rank_0(rename)
     lists = []
     for ranks in (1, 3):
         capsys.readouterr()
         with only(ranks) as is_seen:
             if is_seen:
                 options = ["--hold-out", 0.25, "--out", out, "--size", 32]
-                run(app.prepare.main, animals, *options)
+                run(app.prepare.main, photos, *options)
         shown = comm.bcast_obj(capsys.readouterr().out)
         lists.append({path.name: path.read_bytes() for path in out.iterdir()})
     assert lists[0] == lists[1]
-    assert lists[0]["classes.txt"] == b"ant eater\nzebra\n"
+    assert app.prepare.read_names(out / "classes.txt") == names
+    assert len(shown[shown.index("16 images to train with, 5 to") :].splitlines()) <= 15
+    assert "left out: 1 file .txt, such as " in shown
+    assert "left out: 1 file, hidden or a system's" in shown
     train, val = (app.data.ImageList.read(out / f"{part}.txt") for part in ("train", "val"))
     assert (train.labels == 0).sum() == 9
     assert (train.labels == 1).sum() == 7
     assert len(val) == 5
     listed = {part[i] for part in (train, val) for i in range(len(part))}
-    files = {path.relative_to(animals) for path in animals.rglob("*.*") if path.is_file()}
-    files -= {Path("zebra/notes.txt"), Path("zebra/.thumbnails/small.png")}
-    assert listed == {(str(path), int(path.parts[0] == "zebra")) for path in files}
+    files = {path.relative_to(photos) for path in photos.rglob("*.*") if path.is_file()}
+    files -= {Path(names[1], "notes.txt"), Path(names[1], ".thumbnails/small.png")}
+    assert listed == {(str(path), names.index(path.parts[0])) for path in files}
     assert len(listed) == 21
 
-    *command, script = shlex.split(shown[shown.index("next: ") + 6 :])[:4]
-    assert (command, script) == (["mpiexec", "-n", "3"], str(HERE / "train.py"))
-    options = shlex.split(shown[shown.index("next: ") + 6 :])[4:]
+    command = shown[shown.index("next: ") + 6 :].replace(
+        f"$'{shared_tmp_path}/ph\\xe9otos'", "PHOTOS"
+    )
+    *mpiexec, script = shlex.split(command)[:4]
+    assert (mpiexec, script) == (["mpiexec", "-n", "3"], str(HERE / "train.py"))
+    options = [photos if word == "PHOTOS" else word for word in shlex.split(command)[4:]]
+    assert photos in options
     options += ["--test", "--arch", "small", "--batchsize", 4, "--loaderjob", 0]
     run(app.train.main, *options, "--out", shared_tmp_path / "result")
-    about = json.loads((shared_tmp_path / "result/test/model.json").read_text())
-    assert about["classes"] == ["ant eater", "zebra"]
+    result, table = shared_tmp_path / "result/test", shared_tmp_path / "table.csv"
+    assert json.loads((result / "model.json").read_text())["classes"] == names
+    if comm.rank == 0:
+        options = ["--model", result / "model.npz", "--csv", table]
+        assert app.predict.main([str(photos), *map(str, options)]) == 0
+        with table.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == 21
+        written = {name.encode(errors="backslashreplace").decode() for name in names}
+        assert {rows[0]["class 1"], rows[0]["class 2"]} == written
 
 
 def test_seed_decides_what_is_held_out(app, animals):
@@ -332,6 +361,89 @@ def test_idx_files(app, run, only, on_rank_0, clothes, shared_tmp_path, capsys):
 def test_error_for_what_is_no_data_set(app, animals, options, message):
     with pytest.raises((OSError, ValueError), match=message):
         app.layouts.find_images(animals, **options)
+
+
+def test_words_of_parts_are_no_classes(app, tmp_path):
+    for name in ("seg_train/a/0.png", "seg_train/b/1.png", "Seg-TEST/a/2.png"):
+        write_image(tmp_path / name, 0)
+    with pytest.raises(ValueError, match=r"has only Seg-TEST, seg_train, .* --train seg_train"):
+        app.layouts.find_images(tmp_path, hold_out=0.5)
+    write_image(tmp_path / "seg_train/a/3.png", 0)
+    found = app.layouts.find_images(tmp_path, train="seg_train", hold_out=0.5)
+    assert (found.classes, found.beside) == (["a", "b"], [tmp_path / "Seg-TEST"])
+
+
+def test_all_folders_are_classes_also_beside_synsets(app, tmp_path):
+    for name in ("n01440764/0.png", "n01440764/1.png", "dog/0.png", "dog/1.png", "loose.png"):
+        write_image(tmp_path / name, 0)
+    for name in ("dog/._0.png", "@eaDir/0.png", "dog/__MACOSX/0.png"):
+        write_image(tmp_path / name, 0)
+    found = app.layouts.find_images(tmp_path, hold_out=0.5)
+    assert found.classes == ["dog", "n01440764"]
+    assert found.found.ignored == {".png": [f"{tmp_path}/loose.png"]}
+    assert found.found.hidden == 3
+
+
+def test_classes_that_can_hardly_be_read(app, tmp_path):
+    for i in range(11):
+        write_image(tmp_path / f"cat/{i}.png", 0)
+        write_image(tmp_path / f"dog/{i}.png", 0)
+        if i:
+            (tmp_path / f"cat/{i}.png").rename(tmp_path / f"cat/{i}.HEIC")
+    with pytest.raises(
+        ValueError, match=r"cat: only 1 of 11 .*10 files .heic, .*pip install pill"
+    ):
+        app.layouts.find_images(tmp_path, hold_out=0.5)
+    assert app.layouts.find_images(tmp_path, hold_out=0.5, as_it_is=True).classes == ["cat", "dog"]
+    write_image(tmp_path / "cat/11.png", 0)
+    (tmp_path / "cat/1.HEIC").unlink()
+    assert app.layouts.find_images(tmp_path, hold_out=0.5).classes == ["cat", "dog"]
+    with pytest.raises(ValueError, match=r"has one class, dog, .* --as-it-is"):
+        (tmp_path / "cat").rename(tmp_path / ".cat")
+        app.layouts.find_images(tmp_path, hold_out=0.5)
+
+
+def test_two_folders_that_are_one(app, animals):
+    (animals / "zoo").symlink_to("zebra")
+    with pytest.raises(ValueError, match=r"zoo and .*zebra are the same folder"):
+        app.layouts.find_images(animals, hold_out=0.5)
+
+
+def test_names_of_numbered_folders(app, tmp_path):
+    file, folders = tmp_path / "names.txt", ["1", "10", "2"]
+    for content, expected in (
+        ("2\ttwo\n1\tone\n10\tten\n", ["one", "ten", "two"]),
+        ("one\nten\ntwo\n", "sorted 1, 10, 2; people count 1, 2, 10"),
+        ("1\tone\n1\tone\n10\tten\n", "expected a line .* for each folder, got none for 2"),
+        ("one\n\nthree\n", "names.txt:2: expected the name of a class, got a blank line"),
+    ):
+        file.write_text(content)
+        if isinstance(expected, list):
+            assert app.prepare.name_classes(folders, file) == expected
+            continue
+        with pytest.raises(ValueError, match=expected):
+            app.prepare.name_classes(folders, file)
+    file.write_text("one\ntwo\nten\n")
+    assert app.prepare.name_classes(["01", "02", "10"], file) == ["one", "two", "ten"]
+
+
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_failed_prepare_leaves_nothing(app, fails, run, on_rank_0, ilsvrc, shared_tmp_path):
+    """A validation image that is cut off is found, and left out if that is asked for."""
+    broken, out = ilsvrc / "val/ILSVRC2012_val_00000002.JPEG", shared_tmp_path / "new"
+    on_rank_0(lambda: broken.write_bytes(broken.read_bytes()[:-50]))
+    for options in ([], ["--verify"]):
+        assert f"cannot read\n{broken} on " in fails(
+            app.prepare.main, ilsvrc, "--out", out, *options
+        )
+        assert not out.exists()
+    run(app.prepare.main, ilsvrc, "--out", out, "--skip-unreadable")
+    val = app.data.ImageList.read(out / "val.txt")
+    assert [val[i][0] for i in range(3)] == [
+        f"val/ILSVRC2012_val_0000000{i}.JPEG" for i in (1, 3, 4)
+    ]
+    index = app.inspection.read_index(val)
+    assert index[:, 0].tolist() == [(ilsvrc / val[i][0]).stat().st_size for i in range(3)]
 
 
 def test_error_for_a_class_without_images(app, animals):

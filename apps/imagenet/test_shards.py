@@ -113,6 +113,35 @@ def iterate(app, folder, rank, size, batch_size=3, seed=5, **options):
     return app.shard_iterator.ShardIterator(shards, order, batch_size, make, 2, **options)
 
 
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_what_cannot_be_read_is_not_packed(app, run, fails, on_rank_0, few, shared_tmp_path):
+    root, out = shared_tmp_path / "few", shared_tmp_path / "shards"
+    victim = root / "val/circle-00010.jpg"
+
+    def make() -> None:
+        shutil.copytree(few, root)
+        victim.write_bytes(victim.read_bytes()[:-100])
+        (root / "val.txt.sizes.npy").unlink()
+        lines = (root / "val.txt").read_text().splitlines()
+        labels = (f"{line[:-1]}{int(line[-1]) + 1}\n" for line in lines)
+        (root / "from_1.txt").write_text("".join(labels))
+
+    on_rank_0(make)
+    options = [root / "val.txt", "--root", root, "--out", out]
+    assert f"cannot read {victim} ({root}/val.txt:11)" in fails(app.pack.main, *options)
+    assert not out.exists()
+    run(app.pack.main, *options, "--skip-unreadable")
+    shards = app.shards.Shards.read(out)
+    assert (len(shards), shards.labels) == (30, [0, 9])
+    message = "expected labels from 0 to 9 for 10 names, got 1 to 10: they seem to begin at 1"
+    assert message in fails(app.pack.main, root / "from_1.txt", *options[1:])
+    on_rank_0((root / "classes.txt").unlink)
+    run(app.pack.main, root / "from_1.txt", *options[1:], "--skip-unreadable")
+    assert app.shards.Shards.read(out).labels == [1, 10]
+    given = [out, out, "--classes", few / "classes.txt", "--arch", "small"]
+    assert message in fails(app.train.main, *given, "--out", shared_tmp_path / "result")
+
+
 @pytest.mark.parametrize("window", [4, 1000])
 @pytest.mark.parametrize("size", N_RANKS)
 def test_every_image_once_in_each_epoch(app, numbered, size, window, monkeypatch):
