@@ -2,14 +2,17 @@
 
 import csv
 import io
+import os
 import re
 import struct
 import zlib
 from pathlib import Path
 
-from chainermn.files import read_bytes, read_text
+from chainermn.files import read_bytes
+from data import BOM
 
 MOST_BYTES = 1 << 23  # of meta.mat, and of what is in it
+MOST_BYTES_OF_TEXT = 1 << 26
 COMPRESSED = 15  # the type of an element of a MAT file
 SYNSET = re.compile(r"n\d{8}")
 GROUND_TRUTHS = (
@@ -42,14 +45,14 @@ def read_ground_truth(path: Path, names: list[str], numbers: dict[str, int]) -> 
     """
     if path.suffix == ".csv":
         try:
-            file = csv.DictReader(read_text(path).splitlines())
+            file = csv.DictReader(_lines(path))
             rows = {row["ImageId"]: f"{row['PredictionString']} " for row in file}
             return [numbers[rows[Path(name).stem].split(" ")[0]] for name in names]
         except KeyError as error:
             raise ValueError(f"{path} does not fit the images: {error} is missing") from None
         except csv.Error as error:
             raise ValueError(f"{path}: {error}") from None
-    lines = [line.split() for line in read_text(path).splitlines() if line.strip()]
+    lines = [line.split() for line in _lines(path) if line.strip()]
     if len(lines) != len(names):
         raise ValueError(f"{path} has {len(lines)} lines for {len(names)} images")
     if all(len(line) > 1 for line in lines):
@@ -84,6 +87,11 @@ def read_development_kit(path: Path) -> dict[int, str]:
         return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
     except Exception as error:  # SciPy raises all kinds of exceptions
         raise ValueError(f"{path}: no meta.mat of ILSVRC2012 ({error!r})") from None
+
+
+def _lines(path: Path) -> list[str]:
+    content = read_bytes(path, MOST_BYTES_OF_TEXT).removeprefix(BOM)
+    return [os.fsdecode(line.removesuffix(b"\r")) for line in content.split(b"\n")]
 
 
 def _unpacked(content: bytes) -> bytearray:

@@ -242,7 +242,7 @@ class Inspection(chainer.training.Extension):
 
 
 def is_same(root: bytes, path: memoryview, stamp: np.ndarray) -> bool:
-    """Tell whether a file, which is no link, has the size and time that prepare.py saw."""
+    """Tell whether a file that is not a link has the size and time that prepare.py saw."""
     try:
         return stamp_of(os.lstat(root + path)) == tuple(stamp.tolist())
     except OSError:

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--arch", "-a", choices=sorted(ARCHITECTURES), default="small")
     add("--batchsize", "-B", type=int, default=32, help="batch size per process")

@@ -335,7 +335,9 @@ def test_files_are_compared_with_what_prepare_saw(app, inspect, capsys):
     (train, val), read_again = call()
     assert (len(train), len(val), read_again) == (60, 10, 1)
     os.utime(victim, ns=(1, 1))
-    with pytest.raises(OSError, match=f"^cannot read {victim} .{root}/val.txt:5. .*Unidentified"):
+    with pytest.raises(
+        OSError, match=f"^cannot read {victim} .{root}/val.txt:5. .*expected a pic"
+    ):
         call()
     victim.write_bytes(b"")
     changed = f"{victim} \\({root}/val.txt:5\\) has changed since prepare.py looked at it"

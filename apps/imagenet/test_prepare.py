@@ -102,7 +102,7 @@ NAMES = ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000002.JPEG"]
     [
         ("val.txt", f"{NAMES[1]} 0\n{NAMES[0]} 2\n"),
         ("val.txt", f"x/{NAMES[0]} n02066245\nx/{NAMES[1]} n01440764\n"),
-        ("labels.txt", "n02066245\nn01440764\n"),
+        ("labels.txt", "\ufeffn02066245\r\nn01440764\r\n"),
         (
             "LOC_val_solution.csv",
             "ImageId,PredictionString\n"
@@ -112,7 +112,7 @@ NAMES = ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000002.JPEG"]
     ],
 )
 def test_ground_truth(app, name, content, tmp_path):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(content, encoding="utf-8")
     assert app.ilsvrc.read_ground_truth(tmp_path / name, NAMES, NUMBERS) == [2, 0]
 
 
