@@ -95,6 +95,8 @@ def find_images(
             f"{shown(parent)} has only {listing(classes)}, which seem to be parts of a data set, "
             f"not classes: name the one to train with, such as --train {shlex.quote(example)}"
         )
+    if validation:
+        check_apart(parent, classes, validation)
     numbers = {name: number for number, name in enumerate(classes)}
     training, of_classes = list_classes(parent, classes, numbers)
     beside = [path for path in siblings(parent, root) if path != validation]
@@ -175,6 +177,19 @@ def list_classes(
             raise FileNotFoundError(f"{shown(folder)} contains no image{advice(found[-1])}")
         pairs += [(path, numbers[name]) for path in in_order(found[-1].files)]
     return pairs, found
+
+
+def check_apart(parent: Path, classes: list[str], validation: Path) -> None:
+    """Raise ValueError if images to validate with would also be trained with."""
+    place = Path(os.path.realpath(validation))
+    if place == Path(os.path.realpath(parent)):
+        raise ValueError(f"{shown(validation)} and {shown(parent)} are the same folder")
+    for name in classes:
+        if place.is_relative_to(os.path.realpath(parent / name)):
+            raise ValueError(
+                f"{shown(validation)} is in {shown(parent / name)}, which is a class to train "
+                "with: give the folder that has the folders of the classes by --train"
+            )
 
 
 def check_classes(parent: Path, classes: list[str], found: list[Found]) -> None:

@@ -409,6 +409,15 @@ def test_two_folders_that_are_one(app, animals):
         app.layouts.find_images(animals, hold_out=0.5)
 
 
+def test_images_to_validate_with_are_not_trained_with(app, animals):
+    (animals / "valid").symlink_to(".")
+    with pytest.raises(ValueError, match=r"valid and .*animals are the same folder"):
+        app.layouts.find_images(animals)
+    (animals / "valid").unlink()
+    with pytest.raises(ValueError, match=r"more is in .*zebra, which is a class to train with"):
+        app.layouts.find_images(animals, val="zebra/more")
+
+
 def test_names_of_numbered_folders(app, tmp_path):
     file, folders = tmp_path / "names.txt", ["1", "10", "2"]
     for content, expected in (
