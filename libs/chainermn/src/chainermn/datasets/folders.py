@@ -135,15 +135,16 @@ def find_files(
         for name in set(inner).difference(visible):
             found.hidden += sum(1 for _ in _all_files(os.path.join(place, name)))
         inner[:] = visible if below else []
+        begin = os.path.join(place, "")
         for name in sorted(names):
-            path = os.path.join(place, name)
-            ending = os.path.splitext(name)[1].lower()
+            dot = name.rfind(".")
+            ending = name[dot:].lower() if dot > 0 else ""
             if _is_hidden(name):
                 found.hidden += 1
             elif ending in endings:
-                found.files.append(path)
+                found.files.append(begin + name)
             else:
-                found.ignored.setdefault(ending, []).append(path)
+                found.ignored.setdefault(ending, []).append(begin + name)
     return found
 
 
