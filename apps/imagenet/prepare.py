@@ -26,7 +26,13 @@ import layouts
 import reports
 from chainermn.agreement import exit_together, run_on_root, run_together
 from chainermn.datasets import pictures
-from chainermn.datasets.names import naturally_sorted, read_names, shown, write_names
+from chainermn.datasets.names import (
+    format_names,
+    naturally_sorted,
+    read_names,
+    shown,
+    write_names,
+)
 from chainermn.files import atomic_write, optional_path
 from chainermn.progress import Progress
 from data import BOM, ImageList, Images, Sums
@@ -99,6 +105,7 @@ def make_lists(
 ) -> tuple[list[str], ImageList, ImageList]:
     """Return the names of the classes, and the lists."""
     names = name_classes(found.classes, args.classes) if args.classes else found.classes
+    format_names(names, args.out / "classes.txt")  # raises before images are read
     lists = []
     for part, pairs in (("train", found.train), ("val", found.val)):
         relative = [os.fsencode(path) for path in relative_paths(found.root, pairs)]
@@ -234,8 +241,6 @@ def finish(
         readable = f"{after[label]} of {before[label]} images of {shown(names[label])}"
         if not after[label] or not args.as_it_is:
             raise OSError(f"{root}: only {readable} can be read. {layouts.AS_IT_IS}")
-    examples = Images(train, root, args.size)
-    reports.show_images(args.out, names, train, val, examples, left_out)
     with contextlib.ExitStack() as written:
         # Replaced in the opposite order: lists that are there are complete.
         write = partial(atomic_write, mode="wb")
@@ -250,6 +255,8 @@ def finish(
         file = written.enter_context(write(args.out / "mean.json"))
         file.write(json.dumps(statistics, indent=1).encode() + b"\n")
         write_names(args.out / "classes.txt", names)
+    examples = Images(train, root, args.size)
+    reports.show_images(args.out, names, train, val, examples, left_out)
     mean = ", ".join(f"{value:.2f}" for value in statistics["mean"])
     print(f"mean of red, green and blue over {len(train)} images: {mean}")
     for color, value in zip(("red", "green", "blue"), statistics["deviation"], strict=True):

@@ -16,7 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from chainermn.files import atomic_write, read_bytes
 
-__all__ = ["check_labels", "naturally_sorted", "parse_names", "read_names", "shown", "write_names"]
+__all__ = [
+    "check_labels",
+    "format_names",
+    "naturally_sorted",
+    "parse_names",
+    "read_names",
+    "shown",
+    "write_names",
+]
 
 _BOM = b"\xef\xbb\xbf"
 _MOST_BYTES = 1 << 26
@@ -99,14 +107,26 @@ def write_names(path: str | os.PathLike[str], names: Sequence[str]) -> None:
     Traceback (most recent call last):
     ValueError: classes.txt: no line can hold the name 'two\nlines': rename it
     """
+    content = format_names(names, path)
+    with atomic_write(path, "wb") as file:
+        file.write(content)
+
+
+def format_names(names: Sequence[str], source: str | os.PathLike[str]) -> bytes:
+    r"""Return the content of a file of names, before it is written; see `write_names`.
+
+    Examples
+    --------
+    >>> from chainermn.datasets import names
+    >>> names.format_names(["cat", "dog"], "classes.txt")
+    b'cat\ndog\n'
+    """
     for name in names:
         if "\n" in name or name.endswith("\r") or not name.strip():
-            raise ValueError(f"{path}: no line can hold the name {name!a}: rename it")
+            raise ValueError(f"{source}: no line can hold the name {name!a}: rename it")
     content = os.fsencode("".join(f"{name}\n" for name in names))
     # Or a mark that belongs to the first name would be lost.
-    mark = _BOM if content.startswith(_BOM) else b""
-    with atomic_write(path, "wb") as file:
-        file.write(mark + content)
+    return _BOM * content.startswith(_BOM) + content
 
 
 def check_labels(
