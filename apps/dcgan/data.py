@@ -51,7 +51,7 @@ def load(dataset: str, directory: str | None, size: int) -> tuple[np.ndarray, np
         train, validation = idx.read_images(directory)
         if train.shape[1] != train.shape[2]:
             size = "x".join(map(str, train.shape[1:]))
-            raise ValueError(f"{directory}: expected square images, got {size} pixels")
+            raise ValueError(f"{shown(directory)}: expected square images, got {size} pixels")
         return train[:, None], validation[:, None]
     return _load_files(Path(directory), size)
 
@@ -78,30 +78,20 @@ def _load_digits() -> tuple[np.ndarray, np.ndarray]:
 
 def _load_files(directory: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
     found = find_files(directory, pictures.endings())
-    paths, left_out = list(map(Path, found.files)), found.left_out(pictures.hint)
+    paths, left_out = found.files, found.left_out(pictures.hint)
     if len(paths) < FEWEST_FILES:
         raise ValueError(
-            f"expected at least {FEWEST_FILES} image files in {directory.resolve()} and its "
-            f"folders, got {'; '.join([str(len(paths)), *left_out])}"
+            f"expected at least {FEWEST_FILES} image files in {shown(directory.resolve())} and "
+            f"its folders, got {'; '.join([str(len(paths)), *left_out])}"
         )
     print("\n".join([f"{len(paths)} images in {shown(directory)}", *left_out]), flush=True)
     images = np.empty((len(paths), 3, size, size), np.uint8)
     progress = Progress(len(paths), "reading images")
     for pixels, path in zip(images, paths, strict=True):
-        pixels[...] = _read(path, size)
+        with pictures.open_picture(path) as picture:
+            fitted = ImageOps.fit(picture.rgb(), (size, size), Image.Resampling.BICUBIC)
+        pixels[...] = np.asarray(fitted).transpose(2, 0, 1)
         progress.step()
     images = images[np.random.RandomState(0).permutation(len(images))]
     n_held_out = round(HELD_OUT * len(images))
     return images[n_held_out:], images[:n_held_out]
-
-
-def _read(path: Path, size: int) -> np.ndarray:
-    try:
-        with pictures.open_picture(path) as picture:
-            upright = picture.rgb()
-    except Exception as error:  # Pillow's decoders each have their own
-        raise ValueError(
-            f"{path} cannot be read as an image ({type(error).__name__}: {error})"
-        ) from None
-    fitted = ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC)
-    return np.asarray(fitted).transpose(2, 0, 1)

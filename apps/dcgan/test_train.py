@@ -254,7 +254,7 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(
             shutil.copy(features, folder)
     comm.mpi_comm.Barrier()
     for options, message in [
-        (["--dataset", "images", "--data", "bombs"], "00.png cannot be .*exceeds limit of 10000"),
+        (["--dataset", "images", "--data", "bombs"], "00.png: .*exceeds limit of 10000"),
         (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
         (["--evaluate", "--out", "strange"], r"in strange/best\.npz is a pickle of more than"),
         (["--resume", "snapshot.0"], r"in snapshot\.0 is a pickle of more than None, numbers and"),
@@ -514,9 +514,7 @@ def test_mnist_from_idx_files(app, tmp_path):
 def test_error_for_a_file_that_is_no_image(app, tmp_path):
     for i in range(100):
         (tmp_path / f"{i:02d}.png").write_bytes(b"?")
-    with pytest.raises(
-        ValueError, match=r"00.png cannot be read as an image \(ValueError: expected a"
-    ):
+    with pytest.raises(ValueError, match=r"00.png: expected a picture in one of"):
         app.data.load("images", tmp_path, 32)
 
 
@@ -527,14 +525,14 @@ def test_images_that_may_do_harm(app, kind, tmp_path):
         (tmp_path / f"b{i}.png").touch()
     if kind == "pipe":
         os.mkfifo(path)
-        message = "ValueError: .*expected a regular file, got a pipe or a device"
+        message = "expected a regular file, got a pipe or a device"
     elif kind == "other format":
         Image.new("RGB", (9, 9)).save(path, "EPS")
-        message = "ValueError: expected a picture in one of"
+        message = "expected a picture in one of"
     else:
         path.write_bytes(b"P6 40000 40000 255\n")
         message = r"DecompressionBombError: Image size \(1600000000 pixels\) exceeds limit of 100"
-    with pytest.raises(ValueError, match=f"{path} cannot be read as an image .{message}"):
+    with pytest.raises(ValueError, match=f"{path}: {message}"):
         app.data.load("images", tmp_path, 32)
 
 

@@ -4,9 +4,12 @@ A known picture is saved in every mode, format and orientation that Pillow can w
 back is compared with colors that NumPy computes.
 """
 
+import importlib
 import io
+import os
 import struct
 import sys
+import warnings
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -180,6 +183,8 @@ def stating(low: float, high: float, tags: tuple[int, int] = (340, 341)) -> dict
         ("TIFF", ">u2", 0, 65535, {}),
         ("TIFF", "<u2", 0, 65535, {"compression": "tiff_lzw"}),
         ("TIFF", "<u2", 100, 4095, stating(100, 4095, (280, 281))),
+        ("TIFF", "<u2", 0, 255, stating(0, 255)),
+        ("TIFF", "<u2", 0, 65535, stating(0, 0)),
         ("TIFF", "<i4", -(1 << 31), (1 << 31) - 1, stating(-(1 << 31), (1 << 31) - 1)),
         ("TIFF", "<i4", 0, 1000, stating(0, 1000, (280, 281))),
         ("TIFF", "<f4", 0, 1, stating(0.0, 1.0)),
@@ -220,6 +225,22 @@ def test_numbers_without_a_range_are_refused_before_they_are_decoded(
         pass
 
 
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_16_bits_that_are_hardly_used_are_refused(kind: str) -> None:
+    for highest in (255, 4095):
+        numbers = (RAMP * highest).astype("<u2")
+        message = rf"mode I;16\) have no stated range, and reach only from 0 to {highest}, so all"
+        with pytest.raises(ValueError, match=message):
+            read(save(gray(numbers), kind))
+    for number in (0, 300):  # a dark frame
+        assert (read(save(gray(np.full((4, 4), number, "<u2")), kind)) == number // 256).all()
+
+
+def test_a_range_of_16_bits_may_say_that_all_is_dark() -> None:
+    found = read(save(gray((RAMP * 600).astype("<u2")), "TIFF", **stating(0, 65535)))
+    assert found.min() == 0 and found.max() == 2
+
+
 def test_pixels_that_are_no_numbers_are_refused() -> None:
     for number in (np.nan, np.inf):
         numbers = RAMP.astype(np.float32)
@@ -253,6 +274,18 @@ def tiff(tags: dict[int, int | float], pixels: bytes) -> io.BytesIO:
 )
 def test_other_numbers_of_tiff(tags: dict[int, Any], pixels: bytes, expected: int) -> None:
     np.testing.assert_allclose(read(tiff(tags, pixels))[0, :, 0], np.arange(4) * expected, atol=1)
+
+
+def test_more_bands_than_colors_are_refused_by_their_header() -> None:
+    file = tiff({277: 5, 262: 2, 258: 8, 338: 0}, bytes(20)).getvalue()
+    # Two numbers of 16 bits say what the fourth and fifth band are.
+    others = struct.pack("<HHI", 338, 4, 1)
+    file = io.BytesIO(file.replace(others, struct.pack("<HHI", 338, 3, 2)))
+    with (
+        pytest.raises(ValueError, match="expected at most 4 bands, got 5: save three of them"),
+        pictures.open_picture(file),
+    ):
+        pass
 
 
 def test_signed_bytes_are_refused() -> None:
@@ -292,7 +325,7 @@ def png(bits: int, color: int, pixels: bytes, transparent: bytes) -> io.BytesIO:
         (2, b"\x1b", b"\0\1", [0, 255, 170, 255]),
         (4, b"\x12\x3f", b"\0\3", [17, 34, 255, 255]),
         (8, b"\1\2\3\x11", b"\0\3", [1, 2, 255, 17]),
-        (16, b"\1\0\1\2\1\1\2\0", b"\1\1", [1, 1, 255, 2]),
+        (16, b"\1\0\1\2\1\1\x20\0", b"\1\1", [1, 1, 255, 32]),
     ],
 )
 def test_a_transparent_gray_value(
@@ -336,6 +369,42 @@ def test_a_file_that_is_cut_off(kind: str) -> None:
         read(io.BytesIO(content[: len(content) * 3 // 4]))
 
 
+@pytest.mark.parametrize("kind", [kind for kind in WRITTEN if kind != "HEIF"])
+def test_a_damaged_byte_is_noticed_where_pillow_notices_it(kind: str) -> None:
+    if kind == "AVIF" and kind not in pictures.FORMATS:
+        pytest.skip("this Pillow reads no AVIF")
+    colors = (RAMP[..., None] * (255, 200, 150)).astype(np.uint8)
+    options = {"compression": "tiff_lzw"} if kind == "TIFF" else {}
+    file = io.BytesIO()  # without EXIF, which Pillow then searches for behind the pixels
+    Image.fromarray(colors).save(file, kind, **options)
+    content = file.getvalue()
+    n_refused = 0
+    for at in range(0, len(content), max(1, len(content) // 40)):
+        damaged = content[:at] + bytes([content[at] ^ 0x5A]) + content[at + 1 :]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                Image.open(io.BytesIO(damaged), formats=pictures.FORMATS).load()
+            except Exception:  # of many kinds
+                n_refused += 1
+                with pytest.raises(Exception):  # noqa: B017
+                    read(io.BytesIO(damaged))
+    assert n_refused
+
+
+def test_what_is_raised_names_the_path(tmp_path: Any) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.png")
+    content = save(Image.fromarray(KNOWN), "PNG").getvalue()
+    path.write_bytes(content[: len(content) - 40])
+    with pytest.raises(ValueError) as caught, pictures.open_picture(path) as picture:
+        picture.rgb()
+    assert str(caught.value).startswith(f"'{tmp_path}/caf\\udce9.png': OSError: ")
+    path.write_bytes(b"text")
+    with pytest.raises(ValueError) as caught, pictures.open_picture(path):
+        pass
+    assert str(caught.value).startswith(f"'{tmp_path}/caf\\udce9.png': expected a picture in one")
+
+
 def exif_of(orientation: int, kind: int, number: bytes) -> bytes:
     """Return a block of EXIF with an orientation and an x resolution."""
     entries = struct.pack("<HHIHH", ExifTags.Base.Orientation, 3, 1, orientation, 0)
@@ -367,6 +436,16 @@ def test_a_broken_block_of_exif_says_nothing(exif: bytes) -> None:
     file = io.BytesIO()
     Image.new("RGB", (20, 10)).save(file, "PNG", exif=exif)
     assert read(file).shape == (10, 20, 3)
+
+
+def test_nobody_is_warned_of_broken_exif_without_the_name_of_the_file() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 10)).save(file, "JPEG", exif=exif_of(6, 5, b""))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        importlib.reload(pictures)
+        read(file)
+    assert not warned
 
 
 def test_orientation_in_xmp_of_tiff() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError, features
 
+from chainermn.datasets.names import shown
 from chainermn.files import open_regular
 
 #: The only formats that are read, whatever a file is called, besides HEIF with pillow-heif. Pillow
@@ -36,6 +37,8 @@ MOST_BYTES = 8 * MOST_PIXELS
 # Pillow warns of pictures larger than this, and refuses pictures twice as large.
 Image.MAX_IMAGE_PIXELS = MOST_PIXELS // 2
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+# It warns of broken EXIF without the name of the file, even if nothing else is wrong with it.
+warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 
 _HEIF_ENDINGS = {".heic", ".heif", ".hif"}
 # What a file of this format has after "ftyp", which begins at its fifth byte.
@@ -52,7 +55,7 @@ _TURNS = {
 }
 
 # Tags of TIFF.
-_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _SAMPLE_FORMAT = 256, 257, 258, 262, 339
+_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _BANDS, _SAMPLE_FORMAT = 256, 257, 258, 262, 277, 339
 _LOWEST, _HIGHEST = (340, 280), (341, 281)  # of the second kind only if there is none of the first
 _SIGNED = 2  # a sample format
 _WHITE_IS_ZERO = 0  # a photometric interpretation
@@ -61,6 +64,11 @@ _WHITE_IS_ZERO = 0  # a photometric interpretation
 _FACTORS = {"L;2": 85, "L;4": 17}
 
 _PIXELS_AT_ONCE = 1 << 20
+
+_REMEDY = (
+    "save it with 8 or 16 bits, or as TIFF with tags SMinSampleValue and SMaxSampleValue, in "
+    "Pillow by image.save('a.tif', tiffinfo={340: 0.0, 341: 1.0})"
+)
 
 
 def endings() -> set[str]:
@@ -105,7 +113,8 @@ class Picture:
     Raises
     ------
     ValueError
-        If its file does not say which of its numbers are black and white.
+        If its file does not say which of its numbers are black and white, or which of its bands
+        are colors.
     """
 
     def __init__(self, image: ImageFile.ImageFile) -> None:
@@ -139,7 +148,8 @@ class Picture:
         Raises
         ------
         OSError, ValueError, SyntaxError
-            If the file is damaged; Pillow may raise other exceptions too.
+            If the file is damaged, or uses little of its range and does not state that; Pillow
+            may raise other exceptions too.
         """
         image = self._image
         is_on_its_side = self.size != image.size  # which is known only before loading
@@ -156,7 +166,8 @@ class Picture:
 def open_picture(source: str | os.PathLike[str] | BinaryIO) -> Iterator[Picture]:
     """Open a picture and read its header.
 
-    The guide about pictures says what becomes of each mode and format.
+    The guide about pictures says what becomes of each mode and format. Of a path, anything that
+    is raised until the ``with`` block ends becomes a `ValueError` with the path.
 
     Parameters
     ----------
@@ -171,10 +182,10 @@ def open_picture(source: str | os.PathLike[str] | BinaryIO) -> Iterator[Picture]
     Raises
     ------
     OSError, ValueError
-        If the file is a device or pipe, has more than `MOST_BYTES`, is not in one of these
-        formats, or has pixels that cannot be read.
+        If the file is missing, is a device or pipe, has more than `MOST_BYTES`, is not in one of
+        these formats, or has pixels that cannot be read.
     PIL.Image.DecompressionBombError
-        If the picture has more than `MOST_PIXELS`.
+        If the picture of a binary file has more than `MOST_PIXELS`.
 
     Examples
     --------
@@ -188,8 +199,19 @@ def open_picture(source: str | os.PathLike[str] | BinaryIO) -> Iterator[Picture]
     """
     with contextlib.ExitStack() as stack:
         if isinstance(source, (str, os.PathLike)):
-            source = stack.enter_context(open_regular(source, MOST_BYTES))
+            file = stack.enter_context(open_regular(source, MOST_BYTES))
+            stack.enter_context(_naming(source))
+            source = file
         yield Picture(stack.enter_context(_open(source)))
+
+
+@contextlib.contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Pillow's decoders each have their own
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise ValueError(f"{shown(path)}: {kind}{error}") from error
 
 
 def _has_heif() -> bool:
@@ -217,6 +239,9 @@ def _open(file: BinaryIO) -> ImageFile.ImageFile:
 
 def _orientation(image: ImageFile.ImageFile) -> Any:
     """Return how the picture lies; a block of EXIF that is broken says nothing about that."""
+    if image.format == "PNG":
+        # Reading EXIF would do so: damaged pixels would raise in the ``try``, and never again.
+        image.load()
     try:
         return image.getexif().get(ExifTags.Base.Orientation)
     except Exception:
@@ -236,9 +261,14 @@ def _first_number(image: ImageFile.ImageFile, *tags: int) -> float:
         return math.nan
 
 
-def _range(image: ImageFile.ImageFile) -> tuple[float, float] | None:
-    """Return the numbers that are black and white; None if Pillow has made them 0 and 255."""
+def _range(image: ImageFile.ImageFile) -> tuple[float, float, bool] | None:
+    """Return the numbers that are black and white, and whether the file or its format states them.
+
+    None if Pillow has made them 0 and 255.
+    """
     is_tiff = image.format == "TIFF"
+    if is_tiff and (bands := _first_number(image, _BANDS)) > 4:
+        raise ValueError(f"expected at most 4 bands, got {bands:.0f}: save three of them as RGB")
     is_signed = is_tiff and _first_number(image, _SAMPLE_FORMAT) == _SIGNED
     if image.mode[0] not in "IF" and not (image.mode == "L" and is_signed):
         return None
@@ -246,22 +276,27 @@ def _range(image: ImageFile.ImageFile) -> tuple[float, float] | None:
         low, high = 0.0, 65535.0 if image.mode[0] == "I" else math.nan
     else:
         low, high = _first_number(image, *_LOWEST), _first_number(image, *_HIGHEST)
-        if image.mode.startswith("I;16") and math.isnan(high - low):
-            low, high = 0, 2 ** _first_number(image, _BITS) - 1
+    is_stated = image.format == "PPM" or (is_tiff and high > low)
+    if image.mode.startswith("I;16") and (math.isnan(high - low) or high == low):
+        low, high = 0, 2 ** _first_number(image, _BITS) - 1
     if not 0 < high - low < math.inf:
         raise ValueError(
             f"its gray values (mode {image.mode}{', signed' if is_signed else ''}) have no stated "
-            "range: save it with 8 or 16 bits, or as TIFF with tags SMinSampleValue and "
-            "SMaxSampleValue, in Pillow by image.save('a.tif', tiffinfo={340: 0.0, 341: 1.0})"
+            f"range: {_REMEDY}"
         )
     if is_tiff and _first_number(image, _PHOTOMETRIC) == _WHITE_IS_ZERO:
-        return high, low
-    return low, high
+        return high, low, is_stated
+    return low, high, is_stated
 
 
-def _scale(image: ImageFile.ImageFile, black: float, white: float) -> Image.Image:
+def _scale(image: ImageFile.ImageFile, black: float, white: float, is_stated: bool) -> Image.Image:
     """Return an image of numbers as one of red, green and blue."""
     numbers: NDArray[Any] = np.asarray(image)
+    if not is_stated and numbers.min() < numbers.max() < max(black, white) / 16:
+        raise ValueError(
+            f"its gray values (mode {image.mode}) have no stated range, and reach only from "
+            f"{numbers.min()} to {numbers.max()}, so all would look alike: {_REMEDY}"
+        )
     if image.format == "TIFF":  # for which Pillow's modes have the right bits, but not the sign
         is_signed = _first_number(image, _SAMPLE_FORMAT) == _SIGNED
         if numbers.dtype == np.int32 and not is_signed:
