@@ -1,8 +1,9 @@
 """Find files that an app opens by itself: ``python ci/intake.py [FILES]``.
 
 Files of users are read by the library, which refuses what would spoil a training and names the
-file: `chainermn.files` and the modules of `chainermn.datasets`. Apps may write files. Without
-FILES, checks all modules of apps/ except tests. Exits with status 1 if a file has such a call.
+file: `chainermn.files` and the modules of `chainermn.datasets`. Apps may write files, and read by
+`numpy.load` and `numpy.loadtxt` what they wrote or what a package brings. Without FILES, checks
+all modules of apps/ except tests. Exits with status 1 if a file has such a call.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MODES_THAT_WRITE = {"w", "x", "a", "wb", "xb", "ab"}
+READERS = {"open", "read_bytes", "read_text", "imread", "fromfile", "genfromtxt", "memmap"}
+READERS.add("splitlines")  # which splits at more than line ends
 
 
 def findings(source: str) -> Iterator[tuple[int, str]]:
@@ -24,21 +27,24 @@ def findings(source: str) -> Iterator[tuple[int, str]]:
         match node:
             case ast.ImportFrom(module=str(module)) if module.startswith("chainermn"):
                 ours |= {alias.asname or alias.name for alias in node.names}
+            case ast.ImportFrom(names=names) if found := READERS & {alias.name for alias in names}:
+                yield from ((node.lineno, f"{node.module}.{name}") for name in sorted(found))
             case ast.Call() if writes(node):
                 allowed.add(node.func)
             case ast.Attribute(value=ast.Name(name)) if name in ours:
                 pass
-            case ast.Name("open") | ast.Attribute(attr="open" | "read_bytes" | "read_text"):
-                if node not in allowed:
+            case ast.Name("open" as name) | ast.Attribute(attr=name):
+                if name in READERS and node not in allowed:
                     yield node.lineno, ast.unparse(node)
-            case ast.Attribute(attr="splitlines"):  # which splits at more than line ends
-                yield node.lineno, ast.unparse(node)
 
 
 def writes(call: ast.Call) -> bool:
-    """Tell whether a call has a mode that writes, as the first or second argument or by name."""
+    """Tell whether a call has a mode that writes, as an argument or by name.
+
+    The first argument may be one only if a method is called, as in ``path.open("w")``.
+    """
     keywords = [keyword.value for keyword in call.keywords if keyword.arg == "mode"]
-    given = [*call.args[:2], *keywords]
+    given = [*call.args[isinstance(call.func, ast.Name) : 2], *keywords]
     modes = [argument.value for argument in given if isinstance(argument, ast.Constant)]
     return not MODES_THAT_WRITE.isdisjoint(modes)
 

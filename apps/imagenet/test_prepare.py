@@ -469,7 +469,7 @@ def test_error_for_a_class_that_is_not_trained(app, animals):
 
 def test_links_that_lead_round_in_a_circle(app, animals):
     (animals / "zebra/again").symlink_to("../zebra")
-    with pytest.raises(ValueError, match=r"again is a link to .*zebra, which is there already as"):
+    with pytest.raises(ValueError, match=r"zebra and .*again are the same folder"):
         app.layouts.find_images(animals, hold_out=0.5)
 
 

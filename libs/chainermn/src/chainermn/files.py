@@ -156,13 +156,40 @@ def open_unpacked(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     ...     file.read(3)
     b'not'
     """
-    with open_regular(path) as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        try:
-            yield gzip.GzipFile(fileobj=file) if is_packed else file  # type: ignore[misc]
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path}: damaged gzip file ({error})") from None
+    with open_regular(path) as file, as_unpacked(file, path) as content:
+        yield content
+
+
+@contextlib.contextmanager
+def as_unpacked(file: BinaryIO, name: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Unpack an open file, if it is gzipped; see `open_unpacked`.
+
+    Parameters
+    ----------
+    file : binary file
+        Buffered file, such as ``sys.stdin.buffer``, of which nothing has been read.
+    name : path
+        Name of the file in errors.
+
+    Raises
+    ------
+    ValueError
+        Inside the ``with`` block, if the file is damaged.
+
+    Examples
+    --------
+    >>> with chainermn.files.atomic_write("words.txt", "wb") as file:
+    ...     n = file.write(b"not packed")
+    >>> with open("words.txt", "rb") as file:
+    ...     with chainermn.files.as_unpacked(file, "words.txt") as content:
+    ...         content.read(3)
+    b'not'
+    """
+    is_packed = file.peek(2).startswith(b"\x1f\x8b")  # type: ignore[attr-defined]
+    try:
+        yield gzip.GzipFile(fileobj=file) if is_packed else file  # type: ignore[misc]
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{name}: damaged gzip file ({error})") from None
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:

@@ -1,5 +1,8 @@
 """Names of classes survive a file, and labels have to fit them."""
 
+import io
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -57,6 +60,7 @@ def test_lines_end_at_lf_or_crlf(content, found):
         (b"a\nb\nc\nd\n", "names.txt: expected 1 to 3 names, got 4"),
         (b"a\n \t\r\nb\n", "names.txt:2: expected the name of a class, got a blank line"),
         (b"a\nb\n\n", "names.txt:3: expected the name of a class, got a blank line"),
+        (b"a\rb\r", r"names.txt: expected lines that end with LF or CRLF, got CR: tr '\r' '\n' <"),
         ("cat\n".encode("utf-16"), "names.txt: expected UTF-8, got NUL bytes"),
     ],
 )
@@ -95,7 +99,19 @@ def test_natural_order():
         ("", "''"),
         ("a ", "'a '"),
         ("a\tb", r"'a\tb'"),
+        ("fire\u00a0engine", r"'fire\xa0engine'"),
+        ("été\u00a0!", r"'été\xa0!'"),
+        ("می\u200cروم", "می\u200cروم"),
+        ("👩\u200d💻", "👩\u200d💻"),
+        ("cat\u200c", r"'cat\u200c'"),
+        ("ca\u200dt", r"'ca\u200dt'"),
+        ("\u200d", r"'\u200d'"),
     ],
 )
 def test_names_are_shown_so_that_people_can_tell_them_apart(name, seen):
     assert names.shown(name) == seen
+
+
+def test_names_are_shown_in_the_characters_that_standard_output_has(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "latin-1"))
+    assert names.shown("été 日本") == r"été \u65e5\u672c"

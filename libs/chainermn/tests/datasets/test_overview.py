@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chainermn.datasets.overview import choose_examples, class_table, draw_examples
+from chainermn.datasets.overview import choose_examples, class_table, draw_examples, show_classes
 
 
 def test_many_classes_are_the_largest_and_the_smallest():
@@ -21,9 +21,21 @@ def test_many_classes_are_the_largest_and_the_smallest():
 
 
 def test_names_that_nobody_could_read_are_quoted_and_cut():
-    _, first, second = class_table(["a\u2028b", "x" * 50], {"train": [1, 2]})
+    _, first, second = class_table(["a\u2028b", "x" * 50], {"train": [1, 2]}, most=11)
     assert first == rf"    0 'a\u2028b'{' ' * 30}       1"
     assert second == f"    1 {'x' * 37}...       2"
+
+
+@pytest.mark.parametrize("names", [[], list("abcdefghij")])
+def test_up_to_ten_classes_are_shown_in_their_order(names, tmp_path, capsys):
+    labels = list(range(len(names)))
+    show_classes(tmp_path, names, {"train": labels}, lambda i: np.eye(8))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["class", "train"]
+    assert [line.split() for line in lines[1:]] == [
+        [str(i), name, "1"] for i, name in enumerate(names)
+    ]
+    assert (tmp_path / "examples.png").exists()
 
 
 @pytest.mark.parametrize(

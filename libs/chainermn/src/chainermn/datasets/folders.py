@@ -109,7 +109,7 @@ def find_files(
     OSError
         If a folder cannot be read.
     ValueError
-        If a link leads to a folder that has been searched already.
+        If two folders are the same, because one is a link.
 
     Examples
     --------
@@ -127,8 +127,8 @@ def find_files(
         real = os.path.realpath(place)
         if real in seen:
             raise ValueError(
-                f"{shown(place)} is a link to {shown(real)}, which is there already as "
-                f"{shown(seen[real])}"
+                f"{shown(seen[real])} and {shown(place)} are the same folder (one is a link): "
+                "remove one"
             )
         seen[real] = place
         visible = sorted(name for name in inner if not _is_hidden(name))

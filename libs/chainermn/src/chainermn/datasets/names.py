@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ __all__ = [
 
 _BOM = b"\xef\xbb\xbf"
 _MOST_BYTES = 1 << 26
+# U+200C and U+200D, as in Persian, Hindi and emoji. Elsewhere they would make equal-looking names.
+_JOINERS = re.compile(r"(?<=[^\0-\x7f])[\u200c\u200d](?=[^\0-\x7f])")
 
 
 def read_names(path: str | os.PathLike[str], most: int = 100_000) -> list[str]:
@@ -47,7 +50,8 @@ def read_names(path: str | os.PathLike[str], most: int = 100_000) -> list[str]:
     OSError
         If there is no such file.
     ValueError
-        If a line is blank, if there are no names or too many, or if the file is UTF-16.
+        If a line is blank, if there are no names or too many, or if the file is UTF-16 or its
+        lines end with CR alone.
 
     Examples
     --------
@@ -74,6 +78,11 @@ def parse_names(content: bytes, source: str | os.PathLike[str], most: int = 100_
         raise ValueError(
             f"{source}: expected UTF-8, got NUL bytes: it seems to be UTF-16; "
             "iconv -f UTF-16 -t UTF-8 FILE > NEW converts it"
+        )
+    if b"\r" in content and b"\n" not in content:
+        raise ValueError(
+            f"{source}: expected lines that end with LF or CRLF, got CR: "
+            "tr '\\r' '\\n' < FILE > NEW converts it"
         )
     lines = content.removeprefix(_BOM).split(b"\n")
     if not lines[-1]:
@@ -199,7 +208,10 @@ def naturally_sorted(names: Sequence[str]) -> list[str]:
 
 
 def shown(name: str | os.PathLike[str]) -> str:
-    r"""Return a name for messages and terminals: quoted where it could not be read otherwise.
+    r"""Return a name or a line for messages and terminals: quoted where it could mislead.
+
+    What cannot be seen is escaped, except joiners inside words, and so is what standard output
+    cannot show.
 
     Examples
     --------
@@ -208,4 +220,7 @@ def shown(name: str | os.PathLike[str]) -> str:
     fire engine 'blue\u2028jay' ' cat'
     """
     text = os.fspath(name)
-    return text if text.isprintable() and text == text.strip() != "" else ascii(text)
+    if not _JOINERS.sub("", text).isprintable() or text != text.strip() or not text:
+        text = repr(text)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -23,7 +23,7 @@ def show_classes(
     names: Sequence[str],
     labels: Mapping[str, ArrayLike],
     picture: Callable[[int], ArrayLike],
-    most: int = 9,
+    most: int = 11,
 ) -> None:
     """Print a table of classes, and draw some examples of the first set as ``out/examples.png``.
 
@@ -55,17 +55,16 @@ def show_classes(
         0 cat       1
         1 dog       2
     """
-    counts = {what: np.bincount(found, minlength=len(names)) for what, found in labels.items()}
+    arrays = {what: np.asarray(found, np.int64) for what, found in labels.items()}
+    counts = {what: np.bincount(found, minlength=len(names)) for what, found in arrays.items()}
     print("\n".join(class_table(names, counts, most)), flush=True)
-    first = np.asarray(next(iter(labels.values())))
+    first = next(iter(arrays.values()))
     chosen = choose_examples(first)
     titles = [f"{first[i]} {shown(names[first[i]])}" for i in chosen]
     draw_examples(Path(out, "examples.png"), [picture(int(i)) for i in chosen], titles)
 
 
-def class_table(
-    names: Sequence[str], counts: Mapping[str, ArrayLike], most: int = 11
-) -> list[str]:
+def class_table(names: Sequence[str], counts: Mapping[str, ArrayLike], most: int) -> list[str]:
     r"""Return a table of classes, one on each line: label, name and counts.
 
     Parameters
@@ -81,7 +80,7 @@ def class_table(
     --------
     >>> from chainermn.datasets.overview import class_table
     >>> counts = {"train": [80, 3, 75], "validate": [20, 1, 19]}
-    >>> print("\n".join(class_table(["blue", "gold", "red"], counts)))
+    >>> print("\n".join(class_table(["blue", "gold", "red"], counts, most=11)))
     class        train  validate
         0 blue      80        20
         1 gold       3         1
@@ -95,7 +94,7 @@ def class_table(
         n = most - 2
         chosen = [*by_size[: n - n // 2], None, *by_size[len(by_size) - n // 2 :]]
     titles = [_short(shown(names[label])) for label in chosen if label is not None]
-    width = max(map(len, titles))
+    width = max(map(len, titles), default=0)
     lines = [f"class {'':{width}}" + "".join(f"  {what:>6}" for what in columns)]
     for label in chosen:
         if label is None:
