@@ -14,8 +14,9 @@ from chainer.dataset import DatasetMixin
 import chainermn
 import generated
 from chainermn.agreement import run_on_root, run_together
+from chainermn.datasets.names import shown
 from chainermn.datasets.stamps import Stamp, digest_of
-from chainermn.datasets.texts import Form, LinesAt, stamp_of, unpacked
+from chainermn.datasets.texts import Form, LinesAt, unpacked
 from chainermn.files import atomic_write, read_json
 from chainermn.global_except_hook import exit_job
 from index import SOURCE_AT, TARGET_AT, build_index
@@ -79,6 +80,8 @@ class Corpus:
     skipped : dict
         Number of unusable pairs, by reason.
     settings : Settings
+    unknown : tuple of float
+        Share of the tokens that are not in the vocabularies, for text to validate with.
     """
 
     stamps: Stamps
@@ -87,6 +90,7 @@ class Corpus:
     index_digest: str
     skipped: dict[str, int]
     settings: Settings
+    unknown: tuple[float, float] = (0, 0)
 
     def digest(self) -> str:
         """Return a digest of this corpus."""
@@ -133,16 +137,16 @@ def load_corpus(
         On every rank, if the files cannot be used.
     """
 
-    def find_files() -> Files:
-        if files is not None:
-            return _with_random_access(files, cache)
-        stem = cache.resolve() / f"dates-{seed}"
-        paths = stem.with_suffix(".source"), stem.with_suffix(".target")
-        if not all(path.exists() for path in paths):
-            generated.write(*paths, N_GENERATED, seed)
-        return paths
+    dates = cache / f"dates-{seed}"
+    paths = files or (dates.with_suffix(".source"), dates.with_suffix(".target"))
 
-    return _load(find_files, lambda stamps: _prepare(stamps, cache, settings), cache, comm)
+    def write() -> None:
+        if files is None and not all(path.exists() for path in paths):
+            generated.write(*paths, N_GENERATED, seed)
+
+    return _load(
+        paths, write, lambda stamps: _prepare(paths, stamps, cache, settings), cache, comm
+    )
 
 
 def load_more(
@@ -150,33 +154,48 @@ def load_more(
 ) -> tuple[Corpus, np.ndarray | None]:
     """Prepare another corpus, with the vocabularies and settings of the first. Collective.
 
-    Parameters, return values and exceptions are those of `load_corpus`.
+    Parameters, return values and exceptions are those of `load_corpus`. Text is also refused if
+    more than half of its tokens are not in the vocabularies.
     """
 
     def prepare(stamps: Stamps) -> tuple[Corpus, np.ndarray]:
-        index, _, skipped = _index(stamps, corpus.settings)
-        return replace(corpus, stamps=stamps, n_pairs=len(index), skipped=skipped), index
+        index, counts, skipped = _index(files, stamps, corpus.settings)
+        unknown = tuple(map(_share_unknown, counts, corpus.vocabularies))
+        for path, share in zip(files, unknown, strict=True):
+            if share > 0.5:
+                raise ValueError(
+                    f"{shown(path)}: {share:.1%} of the tokens are not in the vocabulary of the "
+                    "training: expected text in the same language; are the sides swapped?"
+                )
+        about = {"n_pairs": len(index), "skipped": skipped, "unknown": unknown}
+        return replace(corpus, stamps=stamps, **about), index
 
-    return _load(lambda: _with_random_access(files, cache), prepare, cache, comm)
+    return _load(files, lambda: None, prepare, cache, comm)
+
+
+def _share_unknown(counts: Counter[str], vocabulary: Vocabulary) -> float:
+    known = set(vocabulary.tokens)
+    return sum(n for token, n in counts.items() if token not in known) / counts.total()
 
 
 def _load(
-    find_files: Callable[[], Files],
+    files: Files,
+    write: Callable[[], None],
     prepare: Callable[[Stamps], tuple[Corpus, np.ndarray]],
     cache: Path,
     comm: chainermn.CommunicatorBase,
 ) -> tuple[Corpus, np.ndarray | None]:
-    def find() -> Files:
+    def find() -> Stamps:
         cache.mkdir(parents=True, exist_ok=True)
-        return find_files()
+        write()
+        return unpacked(files[0], cache), unpacked(files[1], cache)
 
     is_first = comm.intra_rank == 0
     index: np.ndarray | None = None
 
     def find_and_prepare() -> Corpus:
         nonlocal index
-        paths = find()
-        corpus, index = prepare((stamp_of(paths[0]), stamp_of(paths[1])))
+        corpus, index = prepare(find())
         corpus.check()
         return corpus
 
@@ -193,26 +212,22 @@ def _load(
     return replace(corpus, stamps=hosts[comm.inter_rank]), index
 
 
-def _with_random_access(files: Files, cache: Path) -> Files:
-    """Return files with the same lines that are not gzipped."""
-    return unpacked(files[0], cache), unpacked(files[1], cache)
-
-
 def _index(
-    stamps: Stamps, settings: Settings
+    files: Files, stamps: Stamps, settings: Settings
 ) -> tuple[np.ndarray, list[Counter[str]], dict[str, int]]:
-    source, target = (stamp.path for stamp in stamps)
     form, split = settings.normalization, settings.splitter()
-    return build_index(source, target, settings.max_length, form, split)
+    return build_index((stamps[0].path, stamps[1].path), files, settings.max_length, form, split)
 
 
-def _prepare(stamps: Stamps, cache: Path, settings: Settings) -> tuple[Corpus, np.ndarray]:
+def _prepare(
+    files: Files, stamps: Stamps, cache: Path, settings: Settings
+) -> tuple[Corpus, np.ndarray]:
     """Index two files and make their vocabularies, or take both from the cache."""
     # Jobs with other files or settings may use the same folder.
     key = _digest(_describe(stamps, settings))
     described, rows = cache / f"vocabulary-{key}.json", cache / f"index-{key}.npy"
     if not (described.exists() and rows.exists()):
-        index, counts, skipped = _index(stamps, settings)
+        index, counts, skipped = _index(files, stamps, settings)
         if settings.share:
             counts = [counts[0] + counts[1]] * 2
         with atomic_write(rows, "wb") as file:

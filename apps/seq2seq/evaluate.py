@@ -70,7 +70,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def read_pairs(
     source: Path, target: Path, form: Form, longest: int = LONGEST_LINE
 ) -> tuple[list[str], list[str]]:
-    """Return the lines of two files, and say how many pairs are left out.
+    """Return the lines of two files, without pairs of which one is not UTF-8.
 
     Raises
     ------
@@ -80,14 +80,13 @@ def read_pairs(
     first, second = list(read_lines(source, longest, form)), list(read_lines(target, form=form))
     if len(first) != len(second):
         raise ValueError(
-            f"the files must be translations line for line, but {source} has {len(first)} lines "
-            f"and {target} has {len(second)}"
+            f"the files must be translations line for line, but {shown(source)} has {len(first)} "
+            f"lines and {shown(target)} has {len(second)}"
         )
     pairs = [pair for pair in zip(first, second, strict=True) if None not in pair]
     if not pairs:
-        raise ValueError(f"{source} and {target} have no pair of lines in UTF-8")
-    if len(pairs) < len(first):
-        print(f"left out of {shown(source)}: {len(first) - len(pairs)} pairs not in UTF-8")
+        both = f"{shown(source)} and {shown(target)}"
+        raise ValueError(f"{both} have no pair of lines in UTF-8")
     return [source for source, _ in pairs], [target for _, target in pairs]
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from chainermn.datasets.texts import Form, decode, raw_lines
+from chainermn.datasets.names import shown
+from chainermn.datasets.texts import Form, lines_in
 from chainermn.files import open_regular
 from chainermn.progress import Progress
 from vocabulary import tokenize
@@ -16,8 +17,8 @@ SOURCE_AT, TARGET_AT, SOURCE_LENGTH, TARGET_LENGTH = range(4)  # bytes into a fi
 
 
 def build_index(
-    source: Path,
-    target: Path,
+    paths: tuple[Path, Path],
+    names: tuple[Path, Path],
     max_length: int,
     form: Form = "NFC",
     split: Callable[[str], list[str]] = tokenize,
@@ -26,7 +27,10 @@ def build_index(
 
     Parameters
     ----------
-    source, target : Path
+    paths : tuple of Path
+        Source and target, not gzipped.
+    names : tuple of Path
+        What messages call them: the files that they were unpacked from.
     max_length : int
         Number of tokens; pairs with more on one side are skipped.
     form : {'NFC', None}
@@ -52,15 +56,17 @@ def build_index(
     chunk: list[tuple[int, int, int, int]] = []
     counts: list[Counter[str]] = [Counter(), Counter()]
     skipped = {"empty": 0, "not UTF-8": 0, "too long": 0}
-    bar = Progress(source.stat().st_size, "vocabulary")
+    bar = Progress(paths[0].stat().st_size, "vocabulary")
     at, lines = [0, 0], [0, 0]
-    with open_regular(source) as sources, open_regular(target) as targets:
-        sides = raw_lines(sources, source), raw_lines(targets, target)
+    with open_regular(paths[0]) as sources, open_regular(paths[1]) as targets:
+        sides = [
+            lines_in(file, name, form=form)
+            for file, name in zip((sources, targets), names, strict=True)
+        ]
         while True:
-            raw = [next(side, b"") for side in sides]
+            raw, texts = zip(*(next(side, (b"", None)) for side in sides), strict=True)
             if not all(raw):
                 break
-            texts = [decode(line, form) for line in raw]
             tokens = [split(text) for text in texts if text is not None]
             lengths = [len(side) for side in tokens]
             if len(tokens) < 2:
@@ -83,6 +89,7 @@ def build_index(
             n + sum(1 for _ in side) + bool(line)
             for n, side, line in zip(lines, sides, raw, strict=True)
         ]
+    source, target = map(shown, names)
     if lines[0] != lines[1]:
         raise ValueError(
             f"the files must be translations line for line, but {source} has {lines[0]} lines "

@@ -7,10 +7,10 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 from catalogs import Messages, Pair, find_catalogs
+from chainermn.datasets.names import shown
 from chainermn.datasets.texts import read_lines
 from chainermn.progress import Progress
 from subwords import train_subwords
@@ -148,22 +148,18 @@ def _essence(message: str) -> str:
 
 
 def make_subwords(args: argparse.Namespace) -> None:
-    n_invalid = 0
-
-    def valid_lines() -> Iterator[str]:
-        nonlocal n_invalid
-        for line in chain.from_iterable(map(read_lines, args.files)):
-            if line is None:
-                n_invalid += 1
-            else:
+    def lines() -> Iterator[str]:
+        for path in args.files:
+            line = None
+            for line in filter(None, read_lines(path)):
                 yield line
+            if line is None:
+                raise ValueError(f"{shown(path)}: expected lines of text, got none")
 
-    model = train_subwords(valid_lines(), args.kind, args.vocabulary_size)
-    if n_invalid:
-        print(f"left out: {n_invalid} lines not in UTF-8")
+    model = train_subwords(lines(), args.kind, args.vocabulary_size)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_bytes(model)
-    print(f"written: {args.out.resolve()}")
+    print(f"written: {shown(args.out.resolve())}")
 
 
 if __name__ == "__main__":

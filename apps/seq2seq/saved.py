@@ -91,6 +91,12 @@ def read_description(path: Path) -> dict:
     return about
 
 
+def normal_form(path: Path) -> Form:
+    """Return the normal form of the text that a network knows, by the description beside it."""
+    beside = path.with_name("model.json")
+    return read_description(beside)["normalization"] if beside.exists() else "NFC"
+
+
 def _count_weights(about: dict) -> int:
     """Return the number of weights in the matrices of a network; vectors have few."""
     sizes, (source, target) = about["sizes"], about["vocabularies"]

@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +69,23 @@ def train_subwords(lines: Iterable[str], kind: str, size: int) -> bytes:
     ModuleNotFoundError
         If sentencepiece is not installed.
     ValueError
-        If there is too little text for this number of subwords, or too much.
+        If there is too little text for this number of subwords, or too much. What the lines
+        raise is raised as well.
     """
     model = io.BytesIO()
+    fault: Exception | None = None
+
+    def watched() -> Iterator[str]:
+        nonlocal fault
+        try:
+            yield from lines
+        except Exception as error:
+            fault = error
+            raise
+
     try:
         _sentencepiece().SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
+            sentence_iterator=watched(),
             model_writer=model,
             model_type=kind,
             vocab_size=size,
@@ -90,6 +101,8 @@ def train_subwords(lines: Iterable[str], kind: str, size: int) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
+        if fault is not None:  # sentencepiece makes one of its own of it
+            raise fault from None
         raise ValueError(f"sentencepiece: {str(error).strip()}") from None
     return model.getvalue()
 

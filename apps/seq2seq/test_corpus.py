@@ -1,5 +1,6 @@
 """Files of text: tokens, vocabularies, indices, batches."""
 
+import gzip
 import json
 import os
 import pickle
@@ -69,11 +70,13 @@ def prepare(app) -> Callable:
     return run
 
 
-def test_what_cannot_be_used_is_counted(app, prepare, tmp_path):
+def test_what_cannot_be_used_is_counted(app, prepare, tmp_path, capsys):
     source = b"one\n\n\xff\nfour five six\nseven\r\neight"
     files = write_files(tmp_path, source, b"1\n2\n3\n4\n7\n8\n")
     corpus, index = prepare(files, tmp_path, max_length=2)
     assert corpus.skipped == {"empty": 1, "not UTF-8": 1, "too long": 1}
+    said = f"{files[0]}:3: not UTF-8 (1 of 6 lines, which are left out). If this is Latin-1: iconv"
+    assert said in capsys.readouterr().out
     text = app.corpus.ParallelText(corpus, index)
     lines = [text.get_lines(i) for i in range(len(text))]
     text.close()
@@ -163,11 +166,37 @@ def test_error_for_files_that_do_not_fit(prepare, source, target, message, tmp_p
         prepare(write_files(tmp_path, source, target), tmp_path)
 
 
+def test_errors_name_the_file_that_was_given(prepare, tmp_path):
+    """Neither its copy in the cache, nor in characters that no terminal can print."""
+    files = tmp_path / os.fsdecode(b"z\xfcrich.gz"), tmp_path / "a"
+    cache, name = tmp_path / "cache", ascii(str(files[0]))
+    files[1].write_bytes(b"1\n2\n3\n")
+    for content, expected in (
+        (b"a\nb\n", f"but {name} has 2 lines and {files[1]} has 3"),
+        (b"\n\na\n", f"{name} and {files[1]} need two pairs of lines"),
+        ("grün\nüber\na\n".encode("latin-1"), f"{name}:1: expected text in UTF-8, got another"),
+    ):
+        files[0].write_bytes(gzip.compress(content))
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            prepare(files, cache)
+
+
+def test_text_to_validate_with_that_is_swapped(app, prepare, tmp_path):
+    files = write_files(tmp_path, b"one two\nthree\n", b"eins zwei\ndrei\n")
+    corpus, _ = prepare(files, tmp_path)
+    more = lambda *files: app.corpus.load_more(files, tmp_path, corpus, Alone())  # noqa: E731
+    expected = f"{files[1]}: 100.0% of the tokens are not in the vocabulary of the training: exp"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        more(*files[::-1])
+    files[0].write_bytes(b"one\nthree four five\n")
+    assert more(*files)[0].unknown == (0.5, 0)
+
+
 def test_longer_file_with_a_line_of_gigabytes(app, tmp_path):
     files = write_files(tmp_path, b"a\nb\n", b"1\n2\n3\n")
     os.truncate(files[1], 1 << 30)
-    with pytest.raises(ValueError, match=rf"{files[1]}:4: expected a line of at most 1000000 "):
-        app.index.build_index(*files, 50)
+    with pytest.raises(ValueError, match=rf"{files[1]}:4: expected text in UTF-8, got NUL"):
+        app.index.build_index(files, files, 50)
 
 
 def test_cached_index_of_something_else(prepare, dates, tmp_path):

@@ -1,6 +1,7 @@
 """Text that prepare.py makes from catalogs, subwords, and evaluate.py on that text."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -254,11 +255,17 @@ def test_lines_that_are_no_text_make_no_subwords(app, call, error_of, prepared, 
     for name in "ab":
         options = ["--vocabulary-size", "60", "--out", tmp_path / f"{name}.model"]
         shown = call(app.prepare.main, "subwords", tmp_path / name, *options)
-        assert shown.startswith("left out: 2 lines not in UTF-8\n") == (name == "a")
+        assert (f"{tmp_path}/a:" in shown and ": not UTF-8 (2 of " in shown) == (name == "a")
     assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
     (tmp_path / "a").write_text(lines, "utf-16")
     shown = error_of(app.prepare.main, "subwords", tmp_path / "a", *options)
     assert shown.startswith(f"error: {tmp_path}/a:1: expected text in UTF-8, got UTF-16")
+    (tmp_path / "a").write_text("\n \n")
+    shown = error_of(app.prepare.main, "subwords", tmp_path / "b", tmp_path / "a", *options)
+    assert shown == f"error: {tmp_path}/a: expected lines of text, got none"
+    odd = tmp_path / os.fsdecode(b"z\xfcrich")
+    shown = call(app.prepare.main, "subwords", tmp_path / "b", *options, "--out", odd)
+    assert shown == f"written: {str(odd)!a}\n"
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])

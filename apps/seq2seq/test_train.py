@@ -375,6 +375,7 @@ def test_files_to_validate_with(read_log, train, dates, shared_tmp_path):
     if comm.rank == 0:
         assert "203 pairs to train on, 20 to validate with, skipped: none\n" in shown
         assert "skipped of those to validate with: 1 empty, 1 too long\n" in shown
+        assert "unknown tokens of those to validate with: 0.0% and 0.0%\n" in shown
     assert read_log(out)[-1]["iteration"] == math.ceil(203 / 2 / 42)
     assert read_log(out)[-1][EXACT] * 20 % 1 == 0
 
@@ -687,10 +688,34 @@ def test_odd_text_to_translate(app, call, error_of, described, tmp_path, capsys)
     for text in (content, gzip.compress(content)):
         shown = call(translate, weights, "--batchsize", "2", text=text)
         assert shown.split("\n") == [wanted[0], "", "", wanted[1], ""]
-        said = "not in UTF-8: 1 lines, whose translations are empty\n"
-        assert capsys.readouterr().err == said
+        said = (
+            "standard input:2: not UTF-8 (1 of 4 lines, which are left out). If this is Latin-1: "
+        )
+        assert capsys.readouterr().err.startswith(said)
     shown = error_of(translate, weights, text="a\n".encode("utf-16"))
     assert shown.startswith("error: standard input:1: expected text in UTF-8, got UTF-16")
+
+
+def test_older_network_is_evaluated_on_letters_as_it_knows_them(app, call, tmp_path):
+    """What its description says, or does not say, decides; and terminals are not controlled."""
+    files = tmp_path / "source", tmp_path / "target"
+    for file in files:
+        file.write_text("u\u0308\x07\u200cb\n" * 4, "utf-8")
+    settings, comm = (
+        app.corpus.Settings(normalization=None),
+        chainermn.create_communicator("naive"),
+    )
+    corpus, _ = app.corpus.load_corpus(files, tmp_path, settings, 0, comm)
+    sizes = {"n_units": 8, "n_layers": 1, "share_embedding": False}
+    about = app.saved.describe("lstm", sizes, corpus)
+    del about["normalization"]
+    (tmp_path / "model.json").write_text(json.dumps(about))
+    weights = tmp_path / "best.npz"
+    chainer.serializers.save_npz(weights, app.saved.create(about))
+    options = [*corpus_options(files), "--unit", "8", "--hold-out", "1", "--evaluate", weights]
+    shown = call(app.train.main, *options, "--out", tmp_path)
+    assert "\n  u\u0308\\x07\u200cb  ->  u\u0308\\x07\u200cb\n" in shown
+    assert "instead of  u\u0308\\x07\u200cb\n" in shown
 
 
 def test_odd_text_to_evaluate(app, call, error_of, described, tmp_path):
@@ -705,7 +730,10 @@ def test_odd_text_to_evaluate(app, call, error_of, described, tmp_path):
             del about["normalization"]  # as in older networks, which know letters in two parts
         (tmp_path / "model.json").write_text(json.dumps(about))
         shown = call(app.evaluate.main, weights, *options)
-        assert shown.startswith(f"left out of {files[0]}: 2 pairs not in UTF-8\n")
+        said = [
+            f"{file}:{line}: not UTF-8 (1 of 4 " for file, line in zip(files, (3, 2), strict=True)
+        ]
+        assert all(map(str.startswith, shown.splitlines(), said))
         assert "\n2 sentences " in shown
         scores = json.loads((tmp_path / "scores").read_text())
         assert scores["copy of the source"]["exact"] == exact
@@ -738,7 +766,7 @@ def test_every_rank_ends_with_one_clear_error(app, refused, train, dates, shared
         ((damaged, dates[1]), [], "damaged.gz: damaged gzip file"),
         ((folder / "wide", dates[1]), [], "wide:1: expected text in UTF-8, got UTF-16"),
         ((dates[0], folder / "pipe"), [], "pipe: expected a regular file, got a pipe or a device"),
-        ((folder / "hole", dates[1]), [], "hole:1: expected a line of at most 1000000 bytes"),
+        ((folder / "hole", dates[1]), [], "hole:1: expected text in UTF-8, got NUL bytes"),
         (dates, ["--subwords", damaged], "damaged.gz is not a model of subwords"),
         (dates, ["--subwords", folder / "empty"], "empty is not a model of subwords"),
         (dates, ["--resume", snapshot], f"{snapshot} does not fit"),

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import chainermn
 from batches import cut_batches, hold_out
 from chainermn.agreement import run_on_root
 from chainermn.datasets.names import shown
+from chainermn.datasets.texts import Form
 from corpus import Corpus, ParallelText, Settings, load_corpus, load_more
 from subwords import Subwords
 
@@ -46,8 +48,17 @@ class Text:
         return [self.corpus.digest(), self.validated.digest()]
 
 
-def load_text(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> Text:
+def load_text(
+    args: argparse.Namespace, comm: chainermn.CommunicatorBase, form: Form = "NFC"
+) -> Text:
     """Load the text that the options of train.py name, and print what it is. Collective.
+
+    Parameters
+    ----------
+    args : Namespace
+    comm : CommunicatorBase
+    form : {'NFC', None}
+        Normal form of Unicode that lines are brought into.
 
     Raises
     ------
@@ -58,9 +69,8 @@ def load_text(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> Tex
     subwords = None
     if args.subwords:
         subwords = run_on_root(comm, 0, "--subwords", lambda: Subwords.read(args.subwords).model)
-    settings = Settings(
-        args.min_count, args.max_vocabulary, args.max_length, args.share_embedding, subwords
-    )
+    limits = args.min_count, args.max_vocabulary, args.max_length
+    settings = Settings(*limits, args.share_embedding, subwords, form)
     files = (args.source, args.target) if args.source else None
     corpus, index = load_corpus(files, cache, settings, args.seed, comm)
     validated, others = corpus, None
@@ -93,6 +103,8 @@ def _print_sizes(corpus: Corpus, validated: Corpus, n_train: int, n_validation: 
         print(f"skipped of those to validate with: {_list(validated.skipped)}")
         if validated.stamps[0].digest == corpus.stamps[0].digest:
             print("warning: the text to validate with is the one to train on")
+        unknown = " and ".join(f"{share:.1%}" for share in validated.unknown)
+        print(f"unknown tokens of those to validate with: {unknown}")
     if corpus.stamps[0].digest == corpus.stamps[1].digest:
         print("warning: source and target are the same text")
     source, target = map(len, corpus.vocabularies)
@@ -104,7 +116,13 @@ def _print_pairs(corpus: Corpus, rows: np.ndarray) -> None:
     with contextlib.closing(ParallelText(corpus, rows)) as pairs:
         for pair in pairs:
             lines = (v.decode(tokens) for v, tokens in zip(corpus.vocabularies, pair, strict=True))
-            print("  " + "  ->  ".join(shown(line[:MOST_SHOWN]) for line in lines), flush=True)
+            print("  " + "  ->  ".join(readable(line[:MOST_SHOWN]) for line in lines), flush=True)
+
+
+def readable(line: str) -> str:
+    """Return a line for terminals: characters that would control them are escaped."""
+    control = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
+    return re.sub(control, lambda found: ascii(found[0])[1:-1], line)
 
 
 def _list(skipped: dict[str, int]) -> str:

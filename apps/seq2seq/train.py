@@ -34,7 +34,7 @@ from chainermn.optimizers import GradientClipping
 from chainermn.progress import silence
 from corpus import ParallelText
 from models import MODELS, Translator
-from text import Text, load_text
+from text import Text, load_text, readable
 
 # Options that may change when a run is resumed. The digests of the text replace the files.
 FREE = {"source", "target", "validation_source", "validation_target", "cache", "epoch", "patience"}
@@ -51,11 +51,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = set_up(args, comm)
     with exit_together(comm):
         check(args)
-        text = load_text(args, comm)
+        path, form = Path(args.evaluate or Path(args.out, "best.npz")), "NFC"
+        if args.evaluate is not None:
+            form = run_on_root(comm, 0, "--evaluate", lambda: saved.normal_form(path))
+        text = load_text(args, comm, form)
         about = saved.describe(args.model, sizes(args), text.corpus)
         model = saved.create(about, args.dropout)
         if args.evaluate is not None:
-            path = Path(args.evaluate or Path(args.out, "best.npz"))
             run_on_root(comm, 0, "--evaluate", lambda: saved.load_again(path, model, about))
     model.to_device(device)
     evaluator = create_evaluator(args, comm, text, model, device)
@@ -269,7 +271,8 @@ def finish(trainer: Trainer, evaluator: evaluation.TranslationEvaluator) -> None
 
 def print_scores(scores: dict[str, float], examples: list[tuple[str, str, str]]) -> None:
     """Print scores of the validation data and some of its translations."""
-    for source, reference, translation in examples[:: max(len(examples) // 4, 1)][:4]:
+    for example in examples[:: max(len(examples) // 4, 1)][:4]:
+        source, reference, translation = map(readable, example)
         mark = "=" if evaluation.is_exact(translation, reference) else "instead of"
         print(f"  {source}\n    {translation}  {mark}  {reference}")
     loss, exact, bleu, chrf = (

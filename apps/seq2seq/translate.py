@@ -4,12 +4,13 @@
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import chainer
 
 from batches import pad
-from chainermn.datasets.texts import decode, raw_lines
+from chainermn.datasets.texts import lines_in
 from models import Translator
 from saved import load_network
 from vocabulary import Vocabulary
@@ -28,18 +29,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(f"error: {error}") from None
     model.to_device(device)
     sys.stdout.reconfigure(encoding="utf-8")
-    raw = raw_lines(sys.stdin.buffer, "standard input", LONGEST_SENTENCE)
-    n_invalid = 0
+    say = partial(print, file=sys.stderr)
+    read = lines_in(sys.stdin.buffer, "standard input", LONGEST_SENTENCE, form, say)
     try:
-        for texts in batches((decode(line, form) for line in raw), args.batchsize):
-            n_invalid += texts.count(None)
-            lines = [text or "" for text in texts]
+        for lines in batches((text or "" for _, text in read), args.batchsize):
             for line in translate(model, source, target, lines, args.beam):
                 print(line, flush=True)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
-    if n_invalid:
-        print(f"not in UTF-8: {n_invalid} lines, whose translations are empty", file=sys.stderr)
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -53,7 +50,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def batches(lines: Iterable[str | None], size: int) -> Iterator[list[str | None]]:
+def batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     """Yield lists of ``size`` lines, the last of which may be shorter."""
     batch = []
     for line in lines:

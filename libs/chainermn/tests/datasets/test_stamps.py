@@ -28,16 +28,27 @@ def test_stamp_of_a_file(path):
         assert file.read() == b"some words\n"
 
 
-def test_file_that_changes_while_it_is_read(path):
-    seen = []
+def test_file_that_changes_while_it_is_read(path, monkeypatch):
+    read = hashlib.file_digest
 
-    def look(piece: bytes) -> None:
-        seen.append(piece)
+    def read_and_change(*args):
         path.write_bytes(b"something else\n")
+        return read(*args)
 
+    monkeypatch.setattr(hashlib, "file_digest", read_and_change)
     with pytest.raises(ValueError, match="has changed since the index was made"):
-        Stamp.of(path, look)
-    assert seen[0] == b"some words\n"
+        Stamp.of(path)
+
+
+def test_names_that_are_not_utf8_are_shown_so_that_they_can_be_printed(tmp_path):
+    path = tmp_path / os.fsdecode(b"z\xfcrich")
+    path.write_bytes(b"some words\n")
+    stamp = Stamp.of(path)
+    path.write_bytes(b"more\n")
+    for act in (stamp.check, stamp.of_this_host):
+        with pytest.raises(ValueError) as caught:
+            act()
+        assert str(caught.value).startswith(ascii(str(path)))
 
 
 def test_file_that_is_replaced_or_removed(path):

@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chainermn.datasets import texts
+from chainermn.datasets.stamps import Stamp
 
 BOM = "\ufeff".encode()
 # All that splits or strips lines elsewhere, letters with and without their accents in one, a byte
@@ -62,15 +63,20 @@ def test_lines_are_those_of_another_reader(tmp_path_factory, content, is_packed,
     path = folder / name
     path.write_bytes(gzip.compress(content) if is_packed else content)
     wanted = lines_of(content)
+    returns = content.count(b"\r") - content.count(b"\r\n")
+    if 2 * returns > content.count(b"\n") + 1 or 2 * wanted.count(None) > len(wanted):
+        with pytest.raises(ValueError, match=f"{path}:.* expected .* got "):
+            list(texts.read_lines(path))
+        return
     assert list(texts.read_lines(path)) == wanted
-    plain = texts.unpacked(path, folder)
+    plain = texts.unpacked(path, folder).path
     assert plain.read_bytes() == content
     assert (plain == path) == (not is_packed)
     # By their positions.
     with plain.open("rb") as file:
-        raw = list(texts.raw_lines(file, plain))
+        raw = [line for line, _ in texts.lines_in(file, plain)]
     assert b"".join(raw) == content
-    lines = texts.LinesAt(texts.stamp_of(plain))
+    lines = texts.LinesAt(Stamp.of(plain))
     for i, text in enumerate(wanted):
         if text:
             assert lines.read(sum(map(len, raw[:i]))) == text
@@ -84,7 +90,7 @@ def test_letters_stay_as_they_are_without_a_form(tmp_path):
     path.write_bytes("u\u0308ber\n".encode())
     assert list(texts.read_lines(path)) == ["über"]
     assert list(texts.read_lines(path, form=None)) == ["u\u0308ber"]
-    lines = texts.LinesAt(texts.stamp_of(path), form=None)
+    lines = texts.LinesAt(Stamp.of(path), form=None)
     assert lines.read(0) == "u\u0308ber"
     lines.close()
 
@@ -96,9 +102,20 @@ def test_letters_stay_as_they_are_without_a_form(tmp_path):
         ("a\nb\n".encode("utf-16"), 1, "UTF-16", "iconv -f UTF-16 "),
         (b"\xfe\xff" + "a\nb\n".encode("utf-16-be"), 1, "UTF-16", "iconv -f UTF-16 "),
         ("a\nb\n".encode("utf-32"), 1, "UTF-32", "iconv -f UTF-32 "),
-        ("漢\n漢\n".encode("utf-16-le"), 2, "NUL bytes, as in UTF-16LE", "iconv -f UTF-16LE "),
-        ("漢\n漢\n".encode("utf-16-be"), 1, "NUL bytes, as in UTF-16BE", "iconv -f UTF-16BE "),
-        (b"a\nb\0\0\0\n", 2, "NUL bytes, as in UTF-32LE", "iconv -f UTF-32LE "),
+        *(
+            (text.encode(form), line, f"NUL bytes, as in {form}", f"iconv -f {form} ")
+            for form, lines in {
+                "UTF-16LE": (1, 2, 1),
+                "UTF-16BE": (1, 1, 1),
+                "UTF-32LE": (1, 1, 1),
+                "UTF-32BE": (1, 1, 1),
+            }.items()
+            # The NUL byte of 一 (U+4E00) is where one of a Latin letter is not.
+            for text, line in zip(("a b\n", "漢\n漢\n", "一上\r\n"), lines, strict=True)
+        ),
+        ("日本\n".encode("iso-2022-jp"), 1, "escape sequences, as in ISO-2022-JP", "iconv -f ISO"),
+        (gzip.compress(gzip.compress(b"a\n")), 1, "gzip in gzip", "gunzip "),
+        (b"%PDF-1.7\n", 1, "PDF", "pdftotext "),
         (b"\xfd7zXZ\0\0\4", 1, "xz", "unxz "),
         (b"PK\3\4\n", 1, "zip", "unzip "),
     ],
@@ -111,10 +128,51 @@ def test_other_encodings_and_formats_are_refused(
     expected = f"{path}:{line}: expected text in UTF-8, got {found}. This makes it: {remedy}"
     with pytest.raises(ValueError, match=re.escape(expected)):
         list(texts.read_lines(path))
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        list(texts.read_lines(path))
     if is_packed:
         with pytest.raises(ValueError, match=re.escape(expected)):
             texts.unpacked(path, tmp_path)
         assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", [b"a\nb\0c\n", b"a\n" * 9999 + "\n".encode("utf-16-le")])
+def test_nul_bytes_that_are_of_no_encoding(content, tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"got NUL bytes: it is damaged, or no text$"):
+        list(texts.read_lines(path))
+
+
+def test_lines_in_another_encoding(tmp_path, capsys):
+    """A few are left out, with a word about the first. If they are most, the encoding is wrong."""
+    path = tmp_path / os.fsdecode(b"z\xfcrich")
+    name, remedy = ascii(str(path)), "If this is Latin-1: iconv -f LATIN1 -t UTF-8 FILE > NEW "
+    path.write_bytes("grün\n".encode() + "grün\nüber\n".encode("latin-1") + b"a\n")
+    assert list(texts.read_lines(path)) == ["grün", None, None, "a"]
+    said = f"{name}:2: not UTF-8 (2 of 4 lines, which are left out). {remedy}"
+    shown = capsys.readouterr().out
+    assert shown.startswith(said) and shown.count("\n") == 1
+    path.write_bytes("grün\n".encode() + "grün\nüber\n".encode("latin-1"))
+    expected = f"{name}:2: expected text in UTF-8, got another encoding (2 of 3 lines). {remedy}"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        list(texts.read_lines(path))
+    assert capsys.readouterr().out == ""
+
+
+def test_carriage_returns_that_end_lines(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(b"a\rb\nc\n" + b"d\r\n" * 9 + b"e\r")
+    assert list(texts.read_lines(path)) == ["a\rb", "c", *"d" * 9, "e"]
+    for content, line in (
+        (b"a\rb", 1),
+        (b"a\rb\r" * 300_000, 1),
+        (b"a\n" * 20 + b"b\r" * 20, 21),
+    ):
+        path.write_bytes(content)
+        expected = f"{path}:{line}: expected lines that end with LF or CRLF, got CR, as on old"
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            list(texts.read_lines(path))
 
 
 @pytest.mark.parametrize(
@@ -135,51 +193,59 @@ def test_damaged_gzip(content, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_copy_that_is_damaged_is_not_used(tmp_path):
+    path = tmp_path / ("a" * 252 + ".gz")
+    path.write_bytes(gzip.compress(b"a few words\n"))
+    copy = texts.unpacked(path, tmp_path)
+    assert texts.unpacked(path, tmp_path) == copy
+    copy.path.write_bytes(b"a few w")
+    again = texts.unpacked(path, tmp_path)
+    assert (again.path, again.digest) == (copy.path, copy.digest)
+    assert again.path.read_bytes() == b"a few words\n"
+    assert sorted(tmp_path.iterdir()) == sorted([path, copy.path])
+
+
 def test_copies_are_those_of_their_content(tmp_path):
     """Bgzip ends all its files with the same block, and `cat` joins files that change alone."""
     last = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
     paths = tmp_path / "en.gz", tmp_path / "de.gz"
     for path, text in zip(paths, (b"house\n", b"haus\n"), strict=True):
         path.write_bytes(gzip.compress(text) + last)
-    english, german = (texts.unpacked(path, tmp_path) for path in paths)
+    english, german = (texts.unpacked(path, tmp_path).path for path in paths)
     assert (english.read_bytes(), german.read_bytes()) == (b"house\n", b"haus\n")
     packed = gzip.compress(b"Haus\n") + last
     paths[1].write_bytes(packed)
-    corrected = texts.unpacked(paths[1], tmp_path)
+    corrected = texts.unpacked(paths[1], tmp_path).path
     assert (corrected.read_bytes(), german.read_bytes()) == (b"Haus\n", b"haus\n")
     # Other hosts have other times, but must find the same name.
     os.utime(paths[1], (0, 0))
-    assert texts.unpacked(paths[1], tmp_path) == corrected
+    assert texts.unpacked(paths[1], tmp_path).path == corrected
 
 
 def test_line_of_gigabytes(tmp_path):
     plain, packed = tmp_path / "plain", tmp_path / "packed"
-    plain.write_bytes(b"a\nb\n")
-    os.truncate(plain, 1 << 30)  # a hole, which takes no space
+    plain.write_bytes(b" " * (1 << 20))
+    os.truncate(plain, 1 << 40)  # a hole, which takes no space
     packed.write_bytes(gzip.compress(b"a\nb\n") + gzip.compress(b" " * (1 << 24)) * 64)
     tracemalloc.start()
     try:
-        for path, read in (
-            (plain, lambda: list(texts.read_lines(plain))),
-            (packed, lambda: list(texts.read_lines(packed))),
-            (packed, lambda: texts.unpacked(packed, tmp_path)),
-            (plain, lambda: texts.stamp_of(plain)),
-        ):
-            with pytest.raises(ValueError) as caught:
-                read()
-            assert str(caught.value) == f"{path}:3: expected a line of at most 1000000 bytes"
+        for path, line in ((plain, 1), (packed, 3)):
+            message = re.escape(f"{path}:{line}: expected a line of at most 1000000 bytes")
+            with pytest.raises(ValueError, match=message):
+                list(texts.read_lines(path))
+            with pytest.raises(ValueError, match=message):
+                texts.unpacked(path, tmp_path)
         assert tracemalloc.get_traced_memory()[1] < 1 << 26
     finally:
         tracemalloc.stop()
     assert sorted(tmp_path.iterdir()) == [packed, plain]
 
 
-def test_text_that_was_packed_too_well(tmp_path, monkeypatch):
-    monkeypatch.setattr(texts, "SMALL", 1 << 20)
+def test_text_that_was_packed_too_well(tmp_path):
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress((b" " * 999 + b"\n") * 2000))
     with pytest.raises(ValueError, match=r"a\.gz: more than 1048576 bytes are in it: no text is"):
-        texts.unpacked(path, tmp_path)
+        texts.unpacked(path, tmp_path, most=1 << 20)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -194,19 +260,19 @@ def test_pipes_are_not_waited_for(tmp_path):
 def test_standard_input_is_read_as_it_comes():
     read, write = os.pipe()
     with open(read, "rb") as file, open(write, "wb", buffering=0) as writer:
-        lines = texts.raw_lines(file, "standard input")
-        for line in (b"a\n", b"b\n"):
-            writer.write(line)
-            assert next(lines) == line  # would hang if it waited for more
+        lines = texts.lines_in(file, "standard input")
+        for text in "ab":
+            writer.write(text.encode() + b"\n")
+            assert next(lines)[1] == text  # would hang if it waited for more
     packed = io.BufferedReader(io.BytesIO(gzip.compress(b"a\nb\n")))
-    assert list(texts.raw_lines(packed, "standard input")) == [b"a\n", b"b\n"]
+    assert [text for _, text in texts.lines_in(packed, "standard input")] == ["a", "b"]
 
 
 @pytest.fixture
 def lines(tmp_path: Path) -> Iterator[texts.LinesAt]:
     path = tmp_path / "text"
     path.write_bytes(b"".join(b"line %04d\n" % i for i in range(1000)))
-    lines = texts.LinesAt(texts.stamp_of(path))
+    lines = texts.LinesAt(Stamp.of(path))
     yield lines
     lines.close()
 

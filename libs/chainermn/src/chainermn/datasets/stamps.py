@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
+from chainermn.datasets.names import shown
 from chainermn.files import open_regular
 
-__all__ = ["PIECE", "Stamp", "digest_of"]
-
-#: Bytes that are read at a time.
-PIECE = 1 << 20
+__all__ = ["Stamp", "digest_of"]
 
 
 def digest_of(path: Path) -> str:
@@ -76,15 +74,8 @@ class Stamp:
     digest: str
 
     @classmethod
-    def of(cls, path: Path, look: Callable[[bytes], object] | None = None) -> Stamp:
+    def of(cls, path: Path) -> Stamp:
         """Read a whole file, and return its stamp.
-
-        Parameters
-        ----------
-        path : Path
-        look : callable, optional
-            Function that is called with the content, `PIECE` bytes at a time. If it raises, the
-            rest is not read.
 
         Raises
         ------
@@ -93,7 +84,7 @@ class Stamp:
         """
         with open_regular(path) as file:
             status = os.fstat(file.fileno())
-            stamp = cls(path, status.st_size, status.st_mtime_ns, _digest(file, look))
+            stamp = cls(path, status.st_size, status.st_mtime_ns, _digest(file))
             stamp.check(file)
         return stamp
 
@@ -121,8 +112,8 @@ class Stamp:
             if status.st_size == self.size:
                 found = "written to, though as long as it was"
             raise ValueError(
-                f"{self.path} has changed since the index was made ({found}): start again, and "
-                "then leave the file as it is while a job reads it"
+                f"{shown(self.path)} has changed since the index was made ({found}): start again, "
+                "and then leave the file as it is while a job reads it"
             )
 
     def open(self) -> BinaryIO:
@@ -153,7 +144,8 @@ class Stamp:
             return self
         own = Stamp.of(self.path) if status.st_size == self.size else None
         if own is None or own.digest != self.digest:
-            raise ValueError(f"{self.path} is not the same file on all hosts: copy that of rank 0")
+            path = shown(self.path)
+            raise ValueError(f"{path} is not the same file on all hosts: copy that of rank 0")
         return own
 
     def explain(self, error: OSError) -> OSError:
@@ -168,10 +160,5 @@ class Stamp:
         return (status.st_size, status.st_mtime_ns) == (self.size, self.time)
 
 
-def _digest(file: BinaryIO, look: Callable[[bytes], object] | None = None) -> str:
-    digest = hashlib.sha256()
-    while piece := file.read(PIECE):
-        if look is not None:
-            look(piece)
-        digest.update(piece)
-    return digest.hexdigest()
+def _digest(file: BinaryIO) -> str:
+    return hashlib.file_digest(cast(io.BufferedReader, file), "sha256").hexdigest()

@@ -2,38 +2,31 @@
 
 The content of a file decides, not its name. Lines end with LF or CRLF, and with nothing else.
 Files in another encoding, such as UTF-16, are refused. Single lines that are not UTF-8 are None,
-so that they can be left out and counted.
+so that they can be left out, and one sentence says how many they are.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import os
+import tempfile
 import unicodedata
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
 from chainermn import files
+from chainermn.datasets.names import shown
 from chainermn.datasets.stamps import Stamp
 
-__all__ = [
-    "LONGEST_LINE",
-    "Form",
-    "LinesAt",
-    "decode",
-    "raw_lines",
-    "read_lines",
-    "stamp_of",
-    "unpacked",
-]
+__all__ = ["LONGEST_LINE", "Form", "LinesAt", "lines_in", "read_lines", "unpacked"]
 
 #: Largest size of a line, in bytes: a file without line breaks must not fill the memory.
 LONGEST_LINE = 1_000_000
-# Text compresses to about a tenth. More than a gigabyte compressed to a hundredth is refused.
-SMALL, MOST_TIMES = 1 << 30, 100
 
 _GZIP = b"\x1f\x8b"
 # First bytes of files: what they are, and what makes text in UTF-8 of them.
@@ -46,90 +39,117 @@ _OTHERS = {
     b"\xfd7zXZ\0": ("xz", "unxz FILE"),
     b"\x28\xb5\x2f\xfd": ("zstd", "unzstd FILE"),
     b"PK\3\4": ("zip", "unzip FILE"),
+    b"%PDF-": ("PDF", "pdftotext FILE NEW"),
+    _GZIP: ("gzip in gzip", "gunzip FILE"),
+}
+# Line breaks of encodings with NUL bytes. No other character tells them apart.
+_BREAKS = {
+    "UTF-32LE": b"\n\0\0\0",
+    "UTF-32BE": b"\0\0\0\n",
+    "UTF-16LE": b"\n\0",
+    "UTF-16BE": b"\0\n",
 }
 
 Form = Literal["NFC"] | None
 
 
-def decode(line: bytes, form: Form = "NFC") -> str | None:
-    r"""Return the text of a line without the white space around it, or None if it is not UTF-8.
+def lines_in(
+    file: BinaryIO,
+    name: str | os.PathLike[str],
+    most: int = LONGEST_LINE,
+    form: Form = "NFC",
+    say: Callable[[str], object] = print,
+) -> Iterator[tuple[bytes, str | None]]:
+    r"""Yield the lines of an open file, unpacked, each with its text.
 
-    A byte order mark at the start is left out. Files that were put together have several.
-
-    Parameters
-    ----------
-    line : bytes
-    form : {'NFC', None}
-        Normal form of Unicode. NFC makes one letter of a letter and its accent, which macOS
-        writes as two; None leaves them as they are.
-
-    Examples
-    --------
-    >>> from chainermn.datasets import texts
-    >>> texts.decode("\ufeffu\u0308ber\r\n".encode()), texts.decode("über".encode("latin-1"))
-    ('über', None)
-    """
-    try:
-        text = line.decode().removeprefix("\ufeff")
-    except UnicodeDecodeError:
-        return None
-    return (unicodedata.normalize(form, text) if form else text).strip()
-
-
-def raw_lines(
-    file: BinaryIO, name: str | os.PathLike[str], most: int = LONGEST_LINE
-) -> Iterator[bytes]:
-    r"""Yield the lines of an open file, unpacked, with their line breaks; see `decode`.
+    The text has no white space around it, and no byte order mark at its start, of which files that
+    were put together have several. It is None if the line is not UTF-8.
 
     Parameters
     ----------
     file : binary file
         File to read from its start, buffered: from ``open``, or ``sys.stdin.buffer``.
     name : path
-        Name of the file in errors.
+        Name of the file in messages.
     most : int
         Largest size of a line in bytes, including its line break.
+    form : {'NFC', None}
+        Normal form of Unicode. NFC makes one letter of a letter and its accent, which macOS
+        writes as two; None leaves them as they are.
+    say : callable
+        Function that is called at the end, with one sentence, if lines are not UTF-8.
 
     Raises
     ------
     ValueError
         If the file is gzipped and damaged, is not text in UTF-8 (but UTF-16, or packed by
-        another program), or has a longer line.
+        another program), or has a longer line; at the end, if more than half of its lines are not
+        UTF-8, or lines end with CR.
 
     Examples
     --------
     >>> import io
     >>> from chainermn.datasets import texts
-    >>> file = io.BufferedReader(io.BytesIO("a few words\n".encode("utf-16")))
-    >>> list(texts.raw_lines(file, "words.txt"))
-    Traceback (most recent call last):
-    ValueError: words.txt:1: expected text in UTF-8, got UTF-16. This makes it: iconv -f UTF-16 ...
+    >>> file = io.BufferedReader(io.BytesIO(b"\xfcber\n\xef\xbb\xbfu\xcc\x88ber\r\n"))
+    >>> if comm.rank == 0:
+    ...     print([text for _, text in texts.lines_in(file, "words.txt")])
+    words.txt:1: not UTF-8 (1 of 2 lines, which are left out). If this is Latin-1: iconv ...
+    [None, 'über']
     """
-    if _is_packed(file):
-        file = cast(BinaryIO, gzip.GzipFile(fileobj=file))
-    lines = files.read_lines(file, name, most)
-    at = 0
+    name = shown(name)
+    number = n_breaks = n_returns = first_return = n_invalid = first_invalid = 0
+    line = b""
     try:
-        for number, line in enumerate(lines, 1):
-            found = _other(line, at)
+        if _is_packed(file):
+            file = cast(BinaryIO, gzip.GzipFile(fileobj=file))
+        begin = cast(io.BufferedReader, file).peek(1 << 12)
+        for number, line in enumerate(iter(partial(file.readline, most + 1), b""), 1):
+            found = _other(line, begin, number)
             if found:
-                raise ValueError(
-                    f"{name}:{number}: expected text in UTF-8, got {found[0]}. This makes it: "
-                    f"{found[1]}"
-                )
-            at += len(line)
-            yield line
+                raise ValueError(f"{name}:{number}: expected text in UTF-8, got {found}")
+            n_breaks += line.endswith(b"\n")
+            if b"\r" in line:
+                n_returns += line.count(b"\r") - line.endswith(b"\r\n")
+                first_return = first_return or (n_returns and number)
+            if len(line) > most:
+                break
+            text = _decode(line, form)
+            if text is None:
+                n_invalid += 1
+                first_invalid = first_invalid or number
+            yield line, text
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{name}: damaged gzip file ({error})") from None
+    # Some belong to a line; but not as many.
+    if 2 * n_returns > n_breaks + 1:
+        raise ValueError(
+            f"{name}:{first_return}: expected lines that end with LF or CRLF, got CR, as on old "
+            r"Macs. This makes them: perl -pe 's/\r\n?/\n/g' FILE > NEW"
+        )
+    if len(line) > most:
+        raise ValueError(f"{name}:{number}: expected a line of at most {most} bytes")
+    remedy = (
+        "If this is Latin-1: iconv -f LATIN1 -t UTF-8 FILE > NEW (iconv -l lists other encodings)"
+    )
+    if 2 * n_invalid > number:
+        raise ValueError(
+            f"{name}:{first_invalid}: expected text in UTF-8, got another encoding "
+            f"({n_invalid} of {number} lines). {remedy}"
+        )
+    if n_invalid:
+        say(
+            f"{name}:{first_invalid}: not UTF-8 ({n_invalid} of {number} lines, which are left "
+            f"out). {remedy}"
+        )
 
 
 def read_lines(path: Path, most: int = LONGEST_LINE, form: Form = "NFC") -> Iterator[str | None]:
-    r"""Yield the text of each line of a file; see `decode` and `raw_lines`.
+    r"""Yield the text of each line of a file; see `lines_in`.
 
     Raises
     ------
     OSError, ValueError
-        If the file cannot be read, and for the reasons of `raw_lines`.
+        If the file cannot be read, and for the reasons of `lines_in`.
 
     Examples
     --------
@@ -141,24 +161,27 @@ def read_lines(path: Path, most: int = LONGEST_LINE, form: Form = "NFC") -> Iter
     ['café\u2028bar', 'few']
     """
     with files.open_regular(path) as file:
-        for line in raw_lines(file, path, most):
-            yield decode(line, form)
+        for _, text in lines_in(file, path, most, form):
+            yield text
 
 
-def unpacked(path: Path, folder: Path) -> Path:
+def unpacked(path: Path, folder: Path, most: int = 1 << 30) -> Stamp:
     """Return a file with the same lines that `LinesAt` can read: itself, or an unpacked copy.
 
     Parameters
     ----------
     path : Path
     folder : Path
-        Folder for the copy, which is named by a digest of the packed content. If it is there
-        already, it is used.
+        Folder for the copy. Its name has digests of the packed content and of its own: it is used
+        again only while both are the same.
+    most : int
+        Size in bytes from which text may not be more than a hundred times as large as packed. It
+        usually is ten times as large.
 
     Raises
     ------
     OSError, ValueError
-        For the reasons of `raw_lines`, or if the file seems made to fill the disk.
+        For the reasons of `lines_in`, or if the file seems made to fill the disk.
 
     Examples
     --------
@@ -167,55 +190,35 @@ def unpacked(path: Path, folder: Path) -> Path:
     >>> from chainermn.datasets import texts
     >>> if comm.rank == 0:
     ...     n = Path("words.gz").write_bytes(gzip.compress(b"a few words", mtime=0))
-    ...     print(texts.unpacked(Path("words.gz"), Path()).read_text())
+    ...     print(texts.unpacked(Path("words.gz"), Path()).path.read_text())
     a few words
     """
-    path = path.resolve()
     with files.open_regular(path) as file:
-        if not _is_packed(file):
-            return path
-    stamp = Stamp.of(path)
-    copy = folder.resolve() / f"{stamp.digest[:32]}-{path.name.removesuffix('.gz')}"
-    if copy.exists():
-        return copy
-    size, most = 0, max(SMALL, MOST_TIMES * stamp.size)
-    with stamp.open() as packed, files.atomic_write(copy, "wb") as lines:
-        for line in raw_lines(packed, path):
-            size += lines.write(line)
-            if size > most:
-                raise ValueError(
-                    f"{path}: more than {most} bytes are in it: no text is packed so well"
-                )
-        stamp.check(packed)
-    return copy
-
-
-def stamp_of(path: Path) -> Stamp:
-    """Return the stamp of a text that is not gzipped, for `LinesAt`.
-
-    Raises
-    ------
-    OSError, ValueError
-        For the reasons of `Stamp.of`, or if a line is so long that this is not text.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from chainermn.datasets import texts
-    >>> if comm.rank == 0:
-    ...     n = Path("words.txt").write_text("a few words")
-    ...     print(texts.stamp_of(Path("words.txt")).size)
-    11
-    """
-    number = 1
-
-    def look(piece: bytes) -> None:
-        nonlocal number
-        if len(piece) > LONGEST_LINE and b"\n" not in piece:
-            raise ValueError(f"{path}:{number}: expected a line of at most {LONGEST_LINE} bytes")
-        number += piece.count(b"\n")
-
-    return Stamp.of(path, look)
+        is_packed = _is_packed(file)
+        next(lines_in(file, path), None)  # so that no terabyte is read to refuse it
+    stamp, folder = Stamp.of(path.resolve()), folder.resolve()
+    if not is_packed:
+        return stamp
+    begin = f"{stamp.digest[:32]}-"
+    for copy in folder.glob(f"{begin}*"):
+        found = Stamp.of(copy)
+        if copy.name == begin + found.digest[:32]:
+            return found
+    size, most = 0, max(most, 100 * stamp.size)
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory(dir=folder) as new:
+        lines = Path(new, "lines")
+        with stamp.open() as packed, files.atomic_write(lines, "wb") as file:
+            for line, _ in lines_in(packed, path, say=lambda _: None):
+                digest.update(line)
+                size += file.write(line)
+                if size > most:
+                    raise ValueError(
+                        f"{shown(path)}: more than {most} bytes are in it: no text is packed so "
+                        "well"
+                    )
+            stamp.check(packed)
+        return Stamp.of(lines.replace(folder / (begin + digest.hexdigest()[:32])))
 
 
 class LinesAt:
@@ -229,7 +232,7 @@ class LinesAt:
     stamp : Stamp
         The file, not gzipped, as it was when the positions were noted.
     form : {'NFC', None}
-        Normal form of Unicode; see `decode`.
+        Normal form of Unicode; see `lines_in`.
 
     Raises
     ------
@@ -240,9 +243,10 @@ class LinesAt:
     --------
     >>> from pathlib import Path
     >>> from chainermn.datasets import texts
+    >>> from chainermn.datasets.stamps import Stamp
     >>> if comm.rank == 0:
     ...     n = Path("words.txt").write_text("a few\nwords\n")
-    ...     lines = texts.LinesAt(texts.stamp_of(Path("words.txt")))
+    ...     lines = texts.LinesAt(Stamp.of(Path("words.txt")))
     ...     print(lines.read(6))
     ...     lines.close()
     words
@@ -267,11 +271,12 @@ class LinesAt:
                 line += piece
         except OSError as error:
             raise self.stamp.explain(error) from None
-        text = decode(line.partition(b"\n")[0], self.form)
+        text = _decode(line.partition(b"\n")[0], self.form)
         # After reading: the file may have changed meanwhile.
         self.stamp.check(self._file)
         if not text:
-            raise ValueError(f"{self.stamp.path}: no line of text at byte {at}: delete its index")
+            path = shown(self.stamp.path)
+            raise ValueError(f"{path}: no line of text at byte {at}: delete its index")
         return text
 
     def close(self) -> None:
@@ -283,14 +288,32 @@ def _is_packed(file: BinaryIO) -> bool:
     return cast(io.BufferedReader, file).peek(len(_GZIP)).startswith(_GZIP)
 
 
-def _other(line: bytes, at: int) -> tuple[str, str] | None:
-    """Return what a line at a position seems to be, and what makes text of it; None for text."""
-    if not at:
-        for start, found in _OTHERS.items():
-            if line.startswith(start):
-                return found
-    if b"\0" not in line:
+def _decode(line: bytes, form: Form) -> str | None:
+    try:
+        text = line.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError:
         return None
-    odd, even = (b"\0" in line[(at + first) % 2 :: 2] for first in (1, 0))
-    form = "UTF-32LE" if odd and even else "UTF-16LE" if odd else "UTF-16BE"
-    return f"NUL bytes, as in {form}", f"iconv -f {form} -t UTF-8 FILE > NEW"
+    return (unicodedata.normalize(form, text) if form else text).strip()
+
+
+def _other(line: bytes, begin: bytes, number: int) -> str:
+    """Return what a line seems to be, and what makes text of it; nothing for text."""
+    if number == 1:
+        for start, (form, remedy) in _OTHERS.items():
+            if line.startswith(start):
+                return f"{form}. This makes it: {remedy}"
+    form = ""
+    if b"\x1b$" in line:
+        form, what = "ISO-2022-JP", "escape sequences"
+    elif b"\0" in line:
+        what = "NUL bytes"
+        for name, end in _BREAKS.items():
+            size = len(end)
+            if any(begin[i : i + size] == end for i in range(0, len(begin), size)):
+                form = name
+                break
+    else:
+        return ""
+    if not form:
+        return f"{what}: it is damaged, or no text"
+    return f"{what}, as in {form}. This makes it: iconv -f {form} -t UTF-8 FILE > NEW"
