@@ -166,7 +166,7 @@ def test_error_for_files_that_do_not_fit(prepare, source, target, message, tmp_p
         prepare(write_files(tmp_path, source, target), tmp_path)
 
 
-def test_errors_name_the_file_that_was_given(prepare, tmp_path):
+def test_messages_name_the_file_that_was_given(prepare, tmp_path, capsys):
     """Neither its copy in the cache, nor in characters that no terminal can print."""
     files = tmp_path / os.fsdecode(b"z\xfcrich.gz"), tmp_path / "a"
     cache, name = tmp_path / "cache", ascii(str(files[0]))
@@ -179,6 +179,11 @@ def test_errors_name_the_file_that_was_given(prepare, tmp_path):
         files[0].write_bytes(gzip.compress(content))
         with pytest.raises(ValueError, match=re.escape(expected)):
             prepare(files, cache)
+    files[0].write_bytes(gzip.compress(b"a\n\xff\nc\n"))
+    prepare(files, cache)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line.startswith(f"{name}:2: not UTF-8 (1 of 3 lines, ")]
+    assert str(cache) not in "".join(shown)
 
 
 def test_text_to_validate_with_that_is_swapped(app, prepare, tmp_path):
