@@ -7,13 +7,11 @@ so that they can be left out, and one sentence says how many they are.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import os
 import tempfile
 import unicodedata
-import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -99,9 +97,7 @@ def lines_in(
     name = shown(name)
     number = n_breaks = n_returns = first_return = n_invalid = first_invalid = 0
     line = b""
-    try:
-        if _is_packed(file):
-            file = cast(BinaryIO, gzip.GzipFile(fileobj=file))
+    with files.as_unpacked(file, name) as file:
         begin = cast(io.BufferedReader, file).peek(1 << 12)
         for number, line in enumerate(iter(partial(file.readline, most + 1), b""), 1):
             found = _other(line, begin, number)
@@ -118,8 +114,6 @@ def lines_in(
                 n_invalid += 1
                 first_invalid = first_invalid or number
             yield line, text
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{name}: damaged gzip file ({error})") from None
     # Some belong to a line; but not as many.
     if 2 * n_returns > n_breaks + 1:
         raise ValueError(
