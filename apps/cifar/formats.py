@@ -13,7 +13,14 @@ import numpy as np
 
 import pickles
 from chainermn.datasets import pictures
-from chainermn.datasets.folders import Found, find_files, find_folders
+from chainermn.datasets.folders import (
+    Found,
+    check_classes,
+    find_classes,
+    find_files,
+    find_folders,
+    is_hidden,
+)
 from chainermn.datasets.names import check_labels, parse_names, shown
 from chainermn.files import open_tar, open_unpacked, read_bytes
 from chainermn.progress import Progress
@@ -54,8 +61,10 @@ def read(dataset: str, path: Path) -> Parts:
             found[f"folders in {place}"] = partial(read_folders, place, MOST_FOLDERS[dataset])
     if not found:
         names = ", ".join(version.train[0] for version in VERSIONS[dataset])
+        unpack_it = "" if path.is_dir() else "; unpack it if it has folders of images"
         raise FileNotFoundError(
             f"{shown(path.resolve())} contains none of {names}, train/CLASS/*.png of {dataset}"
+            f"{unpack_it}"
         )
     if len(found) > 1:
         several = " and ".join(map(shown, found))
@@ -87,17 +96,18 @@ def python_rows(key: str, content: bytes, source: str) -> Labeled:
     """Decode a dictionary with the pixels as ``data``, and the labels."""
     with described(source, f"data and {key}"):
         fields = fields_of(content)
-        labels = fields[key]
-        shape, pixels = pickles.array_of_bytes(fields["data"])
-        if not isinstance(labels, list) or {type(label) for label in labels} != {int}:
+        labels, pixels = fields[key], pickles.array(fields["data"])
+        if not isinstance(labels, list):
+            labels = pickles.array(labels).tolist()
+        if {type(label) for label in labels} != {int}:
             raise ValueError(f"expected integers as {key}")
-        if shape != (len(labels), PIXELS) or len(pixels) != len(labels) * PIXELS:
+        if (pixels.shape, pixels.dtype) != ((len(labels), PIXELS), np.uint8):
             raise ValueError(
-                f"expected {PIXELS} bytes for each of {len(labels)} labels, got {len(pixels)} "
-                f"bytes of shape {shape}"
+                f"expected {PIXELS} bytes for each of {len(labels)} labels, got {pixels.dtype} "
+                f"of shape {pixels.shape}"
             )
         labels = np.array(labels, np.int64)
-    return np.frombuffer(pixels, np.uint8).reshape(-1, 3, SIDE, SIDE), labels
+    return pixels.reshape(-1, 3, SIDE, SIDE), labels
 
 
 def python_names(key: str, content: bytes, source: str) -> list[str]:
@@ -190,6 +200,7 @@ def read_version(version: Version, place: Path, files: Files) -> Parts:
         check_labels(parts[-1][1], classes, shown(place / name))
     *train, test = parts
     images, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
+    check_labels(labels, classes, shown(place), several=True)
     return (images, labels), test, classes
 
 
@@ -218,15 +229,17 @@ def unpack(path: Path) -> dict[Path, Files]:
             raise ValueError(f"more than formats.MOST_BYTES = {MOST_BYTES} bytes in it")
         with open_tar(io.BytesIO(content)) as archive:
             for member in archive:
+                inner = path / member.name
+                hidden = any(map(is_hidden, Path(member.name).parts))
                 # A sparse one can have more bytes than the archive.
-                if member.isfile() and not member.issparse():
-                    inner = path / member.name
+                if member.isfile() and not member.issparse() and not hidden:
                     unpacked = archive.extractfile(member).read()
                     found.setdefault(inner.parent, {})[inner.name] = partial(bytes, unpacked)
     except FileNotFoundError:
         raise
     except Exception as error:  # gzip, zlib and tarfile raise all kinds of exceptions
-        raise ValueError(f"{shown(path)}: damaged, or no .tar.gz ({error})") from None
+        remedy = "unpack archives of other kinds"
+        raise ValueError(f"{shown(path)}: damaged, or no .tar.gz ({error}): {remedy}") from None
     return found
 
 
@@ -244,21 +257,15 @@ def read_folders(folder: Path, most_folders: int) -> Parts:
     parts = {part: find_files(folder / part, pictures.endings()) for part in ("train", "test")}
     for line in Found.joined(parts.values()).left_out(pictures.hint):
         print(line, flush=True)
-    for part, found in parts.items():
-        if not found.files:
-            raise FileNotFoundError(f"{shown(folder / part)} contains no image")
-    n_folders = len(folders_around(parts["train"].files[0], folder))
-    expected = "train/CLASS/FILE" if most_folders == 1 else "train/SUPERCLASS/CLASS/FILE"
-    for file in (file for found in parts.values() for file in found.files):
-        if not 1 <= n_folders <= most_folders or len(folders_around(file, folder)) != n_folders:
-            raise ValueError(f"{shown(file)}: expected it in folders as {expected}")
-    classes = sorted({Path(file).parent.name for file in parts["train"].files})
-    if len(classes) < 2:
-        raise ValueError(f"{shown(folder / 'train')}: expected several classes, got {classes}")
-    numbers = {name: number for number, name in enumerate(classes)}
-    for file in parts["test"].files:
-        if Path(file).parent.name not in numbers:
-            raise ValueError(f"{shown(file)}: expected one of the classes in {folder / 'train'}")
+    places = {
+        part: class_folders(folder / part, most_folders, found.files)
+        for part, found in parts.items()
+    }
+    classes = sorted(places["train"].values())
+    for place, name in places["test"].items():
+        if name not in classes:
+            train = shown(folder / "train")
+            raise ValueError(f"{shown(place)}: expected one of the classes in {train}")
     read = {}
     for part, found in parts.items():
         # The first examples are then of all classes.
@@ -268,25 +275,49 @@ def read_folders(folder: Path, most_folders: int) -> Parts:
         for pixels, file in zip(images, files, strict=True):
             pixels[...] = read_image(file)
             progress.step()
-        read[part] = images, np.array([numbers[Path(file).parent.name] for file in files])
+        names = (places[part][os.path.dirname(file)] for file in files)
+        read[part] = images, np.array(list(map(classes.index, names)))
     return read["train"], read["test"], classes
 
 
-def folders_around(file: str, folder: Path) -> tuple[str, ...]:
-    """Return the names of the folders between ``train`` or ``test`` and a file."""
-    return Path(file).relative_to(folder).parts[1:-1]
+def class_folders(part: Path, most_folders: int, files: list[str]) -> dict[str, str]:
+    """Return the classes by the folders that have the files, all of them equally deep."""
+    if not files:
+        raise FileNotFoundError(f"{shown(part)} contains no image")
+    names = find_folders(part)
+    if most_folders > 1:
+        inner = {name: find_folders(part / name) for name in names}
+        names = [str(Path(name, below)) for name in names for below in inner[name] or "."]
+    found = find_classes(part, names, pictures.endings(), pictures.hint)
+    if part.name == "train":
+        check_classes(part, found, pictures.hint)
+    classes = dict[str, str]()
+    for name in names:
+        other = classes.setdefault(os.path.basename(name), name)
+        if other != name:
+            raise ValueError(
+                f"{shown(part)}: expected one folder of a class, got {shown(other)} and "
+                f"{shown(name)}"
+            )
+    depth = names[0].count("/") if names else 0
+    places = {str(part / path): name for name, path in classes.items() if path.count("/") == depth}
+    for file in files:
+        if os.path.dirname(file) not in places:
+            expected = "train/CLASS/FILE" + " or train/SUPERCLASS/CLASS/FILE" * (most_folders > 1)
+            raise ValueError(f"{shown(file)}: expected it in folders as {expected}")
+    return places
 
 
 def read_image(path: str) -> np.ndarray:
     """Read an image of the right size, of shape (3, 32, 32)."""
     try:
         with pictures.open_picture(path) as picture:
-            if picture.size != (SIDE, SIDE):
-                width, height = picture.size
-                raise ValueError(
-                    f"expected {SIDE}x{SIDE} pixels, got {width}x{height}; apps/imagenet takes "
-                    "images of any size"
-                )
-            return np.asarray(picture.rgb()).transpose(2, 0, 1)
+            if picture.size == (SIDE, SIDE):
+                return np.asarray(picture.rgb()).transpose(2, 0, 1)
+            width, height = picture.size
     except Exception as error:  # Pillow's decoders each have their own
         raise ValueError(f"{shown(path)}: {type(error).__name__}: {error}") from None
+    raise ValueError(
+        f"{shown(path)}: expected {SIDE}x{SIDE} pixels, got {width}x{height}; apps/imagenet takes "
+        "images of any size"
+    )

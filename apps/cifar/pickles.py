@@ -4,14 +4,18 @@ Unpickling calls whatever functions a pickle names. Here, a call becomes a recor
 of the arguments, so a pickle can only describe data.
 """
 
+import os
 import pickletools
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 LITERALS = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE"}
 LITERALS |= {"SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"}
 EMPTY = {"EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict}
+KINDS = {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}  # of integers
 MARK = object()
 
 
@@ -106,21 +110,28 @@ def string(found: Any) -> str | bytes:
     raise ValueError(f"expected a string, got {type(found).__name__}")
 
 
-def array_of_bytes(found: Any) -> tuple[tuple[int, int], bytes]:
-    """Return the shape and the content of what was found, which must be an array of bytes."""
+def array(found: Any) -> np.ndarray:
+    """Return what was found as an array, which must be one of integers."""
     match found:
         case Call(
             "numpy.core.multiarray._reconstruct" | "numpy._core.multiarray._reconstruct",
             ("numpy.ndarray", *_),
-            (_, (int(), int()) as shape, Call("numpy.dtype", ("u1" | b"u1", *_)), False, content),
+            (_, tuple(shape), dtype, False, content),
         ):
-            return shape, string(content)
+            pass
         case Call(
             "numpy.core.numeric._frombuffer" | "numpy._core.numeric._frombuffer",
-            (content, Call("numpy.dtype", ("u1", *_)), (int(), int()) as shape, "C"),
+            (content, dtype, tuple(shape), "C"),
         ):
-            return shape, string(content)
-    raise ValueError("expected an array of bytes with two dimensions")
+            pass
+        case _:
+            raise ValueError(f"expected an array, got {type(found).__name__}")
+    match dtype:
+        case Call("numpy.dtype", (str() | bytes() as kind, *_), (_, str() | bytes() as order, *_)):
+            kind, order = os.fsdecode(kind), os.fsdecode(order)
+            if kind in KINDS and order in ("|", "<", ">"):
+                return np.frombuffer(string(content), order + kind).reshape(shape)
+    raise ValueError("expected an array of integers")
 
 
 def expect(kind: type | tuple[type, ...], value: Any) -> Any:

@@ -106,12 +106,19 @@ def packed(folder: Path, mode: str = "w:gz") -> Path:
     return path
 
 
+def packed_on_a_mac(folder: Path) -> Path:
+    path = packed(folder, "w:")
+    with tarfile.open(path, "a:") as archive:
+        archive.add(folder, "__MACOSX/cifar-10-batches")
+    return path
+
+
 def unpacked_by_a_browser(folder: Path) -> Path:
     return packed(folder, "w:")
 
 
 @pytest.mark.parametrize("protocol", [None, 0, 2, 4, 5])
-@pytest.mark.parametrize("place", [Path, nested, packed, unpacked_by_a_browser])
+@pytest.mark.parametrize("place", [Path, nested, packed, packed_on_a_mac, unpacked_by_a_browser])
 def test_binary_and_python_version(app, protocol, place, tmp_path):
     folder = tmp_path / "parent/cifar"
     rows = write_cifar10(folder)
@@ -158,7 +165,7 @@ def too_deep(folder: Path) -> None:
 
 
 def no_class(folder: Path) -> None:
-    (folder / "train/class3/0.png").rename(folder / "train/0.png")
+    shutil.copy(folder / "train/class3/0.png", folder / "train/0.png")
 
 
 def new_class(folder: Path) -> None:
@@ -167,6 +174,23 @@ def new_class(folder: Path) -> None:
 
 def one_class(folder: Path) -> None:
     shutil.rmtree(folder / "train/class0")
+
+
+def empty_class(folder: Path) -> None:
+    (folder / "train/class9").mkdir()
+
+
+def other_format(folder: Path) -> None:
+    (folder / "train/class0/0.png").rename(folder / "train/class0/0.jp2")
+
+
+def hardly_any(folder: Path) -> None:
+    for i in range(10):
+        (folder / f"train/class3/{i}.jp2").touch()
+
+
+def same_folder(folder: Path) -> None:
+    (folder / "train/class9").symlink_to("class3")
 
 
 def damaged(folder: Path) -> None:
@@ -179,12 +203,16 @@ def damaged(folder: Path) -> None:
     [
         (
             other_size,
-            r"test/class3/9\.png: .*expected 32x32 pixels, got 32x30; apps/imagenet takes",
+            r"test/class3/9\.png: expected 32x32 pixels, got 32x30; apps/imagenet takes",
         ),
         (too_deep, r"more/0\.png: expected it in folders as train/CLASS/FILE"),
         (no_class, r"train/0\.png: expected it in folders as train/CLASS/FILE"),
-        (new_class, r"test/class4/0\.png: expected one of the classes in .*train"),
-        (one_class, r"train: expected several classes, got \['class3'\]"),
+        (new_class, r"test/class4: expected one of the classes in .*train"),
+        (one_class, r"train has one class, class3, which would always be right"),
+        (empty_class, r"train/class9 contains no image$"),
+        (other_format, r"train/class0 contains no image; left out: 1 file \.jp2, such as"),
+        (hardly_any, r"train/class3: only 1 of 11 files can be read; left out: 10 files \.jp2"),
+        (same_folder, r"train/class9 .*train/class3"),
         (damaged, r"train/class0/0\.png: "),
     ],
 )
@@ -193,8 +221,22 @@ def test_folders_that_are_not_as_expected(spoil, message, app, tmp_path):
         (tmp_path / name).mkdir(parents=True)
         Image.new("RGB", (32, 32)).save(tmp_path / name / "0.png")
     spoil(tmp_path)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
         app.data.load("cifar10", tmp_path)
+
+
+def test_classes_of_the_same_name_in_two_superclasses(app, tmp_path):
+    for name in ("train/a/cat", "train/b/cat", "train/b/dog", "test/b/dog"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / name / "0.png")
+    with pytest.raises(
+        ValueError, match=r"train: expected one folder of a class, got a/cat and b/"
+    ):
+        app.data.load("cifar100", tmp_path)
+    (tmp_path / "train/a/cat").rename(tmp_path / "train/a/cow")
+    with pytest.raises(FileNotFoundError, match=r"train/c contains no image$"):
+        (tmp_path / "train/c").mkdir()
+        app.data.load("cifar100", tmp_path)
 
 
 def test_two_data_sets_in_one_folder(app, tmp_path):
@@ -222,14 +264,16 @@ DEEP = b"(t" + b"\x85" * 10_000
         (pickle.dumps({"labels": [0, 1]}), "KeyError: 'data'"),
         (
             pickle.dumps(GOOD | {"labels": [0]}),
-            "expected 3072 bytes for each of 1 labels, got 6144",
+            "expected 3072 bytes for each of 1 labels, got uint8 of shape (2, 3072)",
         ),
         (pickle.dumps(GOOD | {"labels": []}), "ValueError: expected integers as labels"),
         (pickle.dumps(GOOD | {"labels": [0, True]}), "ValueError: expected integers as labels"),
         (pickle.dumps(GOOD | {"labels": [0, 10**99]}), "OverflowError"),
-        (pickle.dumps(GOOD | {"data": np.zeros((2, 3072))}), "expected an array of bytes"),
-        (pickle.dumps(GOOD | {"data": np.zeros((2, 3, 1024), "u1")}), "with two dimensions"),
-        (pickle.dumps(GOOD | {"data": np.zeros((3072, 2), "u1").T}), "an array of bytes"),
+        (pickle.dumps(GOOD | {"data": np.zeros((2, 3072))}), "an array of integers"),
+        (pickle.dumps(GOOD | {"data": np.zeros((2, 3, 1024), "u1")}), "uint8 of shape (2, 3, 10"),
+        (pickle.dumps(GOOD | {"data": np.zeros((3072, 2), "u1").T}), "an array, got Call"),
+        (pickle.dumps(GOOD | {"labels": np.zeros(2)}), "expected an array of integers"),
+        (pickle.dumps(GOOD | {"labels": np.zeros((2, 1), int)}), "expected integers as labels"),
         (b"\x80\x02}(" + DEEP + b"K\1u.", "ValueError: it has a value of type tuple in the wrong"),
         (b"\x80\x02Nr\xff\xff\xff\xff.", "AttributeError: 'NoneType' object has no attribute"),
         (b"\x80\x02cos\nsystem\nU\1:\x85R.", "AttributeError: 'Call' object has no attribute"),
@@ -256,11 +300,23 @@ def test_a_pickle_that_would_run_a_program_when_unpickled(protocol, app, tmp_pat
     trap = Trap(trapped)
     content = pickle.dumps(GOOD | {"labels": trap, "more": trap}, protocol)
     (tmp_path / "cifar/data_batch_1").write_bytes(content)
-    with pytest.raises(ValueError, match=r"data_batch_1: .* expected integers as labels"):
+    with pytest.raises(ValueError, match=r"data_batch_1: .* expected an array, got Call"):
         app.data.load("cifar10", tmp_path / "cifar")
     assert not trapped.exists()
     pickle.loads(content)
     assert trapped.exists()
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, np.dtype(">i4")])
+def test_labels_as_an_array(app, protocol, kind, tmp_path):
+    rows = write_cifar10(tmp_path / "cifar")
+    to_python(tmp_path / "cifar", 2)
+    for path in (tmp_path / "cifar").glob("*_batch*"):
+        fields = pickle.loads(path.read_bytes(), encoding="bytes")
+        fields[b"labels"] = np.array(fields[b"labels"], kind)
+        path.write_bytes(pickle.dumps(fields, protocol))
+    check_cifar10(app.data.load("cifar10", tmp_path / "cifar"), rows)
 
 
 def test_the_first_examples_only(app, tmp_path):
@@ -300,6 +356,13 @@ def blank_line(folder: Path) -> None:
     (folder / "batches.meta.txt").write_text(names().replace("class4\n", "class4\n\n"))
 
 
+def one_label(folder: Path) -> None:
+    for path in folder.glob("*.bin"):
+        rows = np.fromfile(path, np.uint8).reshape(-1, 3073)
+        rows[:, 0] = 3
+        path.write_bytes(rows.tobytes())
+
+
 def nothing_in_it(folder: Path) -> None:
     (folder / "test_batch.bin").write_bytes(b"")
 
@@ -314,6 +377,11 @@ def one_is_missing(folder: Path) -> None:
         (cut_off, ValueError, "data_batch_3.bin: expected rows of 3073 bytes, .* got 61459 bytes"),
         (another_class, ValueError, "test_batch.bin: expected labels from 0 to 9 .* got 10 to 10"),
         (labels_from_1, ValueError, "data_batch_2.bin: expected labels .* seem to begin at 1"),
+        (
+            one_label,
+            ValueError,
+            "cifar: expected examples of several classes, got 100, all of one",
+        ),
         (blank_line, ValueError, "batches.meta.txt:6: expected the name of a class, got a blank"),
         (nothing_in_it, ValueError, "test_batch.bin: expected rows of 3073 bytes, .* got 0 bytes"),
         (one_is_missing, FileNotFoundError, "contains no data_batch_2.bin$"),
@@ -340,6 +408,16 @@ def test_damaged_archives_are_refused(app, tmp_path):
             app.data.load("cifar10", tmp_path / "spoilt.tar.gz")
 
 
+def test_archives_that_have_to_be_unpacked(app, tmp_path):
+    for name in ("train/a/0.png", "train/b/0.png", "test/a/0.png"):
+        (tmp_path / "cifar" / name).parent.mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / "cifar" / name)
+    with pytest.raises(FileNotFoundError, match=r"; unpack it if it has folders of images$"):
+        app.data.load("cifar10", packed(tmp_path / "cifar"))
+    with pytest.raises(ValueError, match=r"no \.tar\.gz .*: unpack archives of other kinds$"):
+        app.data.load("cifar10", packed(tmp_path / "cifar", "w:bz2"))
+
+
 def test_archive_with_a_header_that_python_reads_slowly(app, tmp_path):
     write_cifar10(tmp_path / "cifar")
     path = tmp_path / "slow.tar.gz"
@@ -354,10 +432,10 @@ def test_archive_that_unpacks_to_gigabytes(app, tmp_path, monkeypatch):
     monkeypatch.setattr(app.formats, "MOST_BYTES", 1 << 22)
     path = tmp_path / "bomb.tar.gz"
     path.write_bytes(gzip.compress(bytes(1 << 24)) * 128)
-    reason = r"more than formats\.MOST_BYTES = 4194304 bytes in it"
+    reason = r"more than formats\.MOST_BYTES = 4194304 bytes in it\): unpack archives of other"
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=rf"bomb\.tar\.gz: damaged, .* \({reason}\)$"):
+        with pytest.raises(ValueError, match=rf"bomb\.tar\.gz: damaged, .* \({reason}"):
             app.data.load("cifar10", path)
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:

@@ -11,7 +11,7 @@ import numpy as np
 
 import ilsvrc
 from chainermn.datasets import pictures
-from chainermn.datasets.folders import Found, find_files, find_folders
+from chainermn.datasets.folders import Found, check_classes, find_classes, find_files, find_folders
 from chainermn.datasets.names import shown
 
 # All except "{}" are ILSVRC2012's: from its archives, and from those of the localization task.
@@ -24,8 +24,6 @@ PARTS = {
     *("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"),
     *("holdout", "trainset", "testset", "valset"),
 }
-# A class of whose files a smaller share can be read is probably not meant to be like this.
-LEAST_SHARE = 0.1
 AS_IT_IS = "--as-it-is takes it nevertheless"
 
 Labeled = Sequence[tuple[str | Path, int]]
@@ -100,12 +98,12 @@ def find_images(
     numbers = {name: number for number, name in enumerate(classes)}
     training, of_classes = list_classes(parent, classes, numbers)
     beside = [path for path in siblings(parent, root) if path != validation]
-    parts = [find_files(parent, (), below=False), *of_classes]
+    parts = [find_files(parent, (), below=False), *of_classes.values()]
     if validation is None:
         training, held_out = split(training, len(classes), hold_out, seed)
     elif inner := class_names(validation):
         held_out, found = list_classes(validation, inner, numbers)
-        parts += [find_files(validation, (), below=False), *found]
+        parts += [find_files(validation, (), below=False), *found.values()]
     else:
         parts.append(find_files(validation, pictures.endings()))
         files = in_order(parts[-1].files)
@@ -116,7 +114,10 @@ def find_images(
         labels = ilsvrc.read_ground_truth(truth, names, numbers)
         held_out = list(zip(files, labels, strict=True))
     if not as_it_is:
-        check_classes(parent, classes, of_classes)
+        try:
+            check_classes(parent, of_classes, pictures.hint)
+        except ValueError as error:
+            raise ValueError(f"{error}. {AS_IT_IS}") from None
     return DataSet(root, classes, training, held_out, Found.joined(parts), beside)
 
 
@@ -147,35 +148,17 @@ def siblings(folder: Path, root: Path) -> list[Path]:
 
 def list_classes(
     parent: Path, classes: list[str], numbers: dict[str, int]
-) -> tuple[list[tuple[str, int]], list[Found]]:
-    """Return the images in the folders of classes, and what each folder has.
-
-    Parameters
-    ----------
-    parent : path
-        Folder with the folders of the classes.
-    classes : list of str
-        Names of these.
-    numbers : dict
-        Number of each class.
-
-    Raises
-    ------
-    OSError, ValueError
-        If a folder has no image, is the same as another, or has no number.
-    """
-    pairs, found, known = [], [], dict[str, str]()
+) -> tuple[list[tuple[str, int]], dict[str, Found]]:
+    """Return the images in the folders of classes with their numbers, and what each folder has."""
     for name in classes:
-        folder = parent / name
         if name not in numbers:
-            raise ValueError(f"{shown(folder)} is none of the classes of the training images")
-        other = known.setdefault(os.path.realpath(folder), name)
-        if other != name:
-            raise ValueError(f"{shown(folder)} and {shown(parent / other)} are the same folder")
-        found.append(find_files(folder, pictures.endings()))
-        if not found[-1].files:
-            raise FileNotFoundError(f"{shown(folder)} contains no image{advice(found[-1])}")
-        pairs += [(path, numbers[name]) for path in in_order(found[-1].files)]
+            raise ValueError(
+                f"{shown(parent / name)} is none of the classes of the training images"
+            )
+    found = find_classes(parent, classes, pictures.endings(), pictures.hint)
+    pairs = [
+        (path, numbers[name]) for name, part in found.items() for path in in_order(part.files)
+    ]
     return pairs, found
 
 
@@ -192,26 +175,9 @@ def check_apart(parent: Path, classes: list[str], validation: Path) -> None:
             )
 
 
-def check_classes(parent: Path, classes: list[str], found: list[Found]) -> None:
-    """Raise ValueError if there is one class, or one with hardly a file that can be read."""
-    if len(classes) == 1:
-        raise ValueError(
-            f"{shown(parent)} has one class, {shown(classes[0])}, which would always be right: "
-            f"give the folder that has the folders of all classes, or --train. {AS_IT_IS}"
-        )
-    for name, part in zip(classes, found, strict=True):
-        others = sum(map(len, part.ignored.values()))
-        if len(part.files) < LEAST_SHARE * (len(part.files) + others):
-            raise ValueError(
-                f"{shown(parent / name)}: only {len(part.files)} of {len(part.files) + others} "
-                f"files can be read{advice(part)}. {AS_IT_IS}"
-            )
-
-
 def advice(found: Found) -> str:
     """Return what else a folder has, and what to do about it."""
-    lines = found.left_out(pictures.hint, 1)
-    return f"; {lines[0]}" if lines else ""
+    return found.besides(pictures.hint)
 
 
 def in_order(paths: list[str]) -> list[str]:

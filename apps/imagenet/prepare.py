@@ -26,6 +26,7 @@ import layouts
 import reports
 from chainermn.agreement import exit_together, run_on_root, run_together
 from chainermn.datasets import pictures
+from chainermn.datasets.folders import LEAST_SHARE
 from chainermn.datasets.names import (
     format_names,
     naturally_sorted,
@@ -237,7 +238,7 @@ def finish(
     before, after = (
         np.bincount(listed.labels, minlength=len(names)) for listed in (looked_at[0][0], train)
     )
-    for label in np.flatnonzero(after < layouts.LEAST_SHARE * before):
+    for label in np.flatnonzero(after < LEAST_SHARE * before):
         readable = f"{after[label]} of {before[label]} images of {shown(names[label])}"
         if not after[label] or not args.as_it_is:
             raise OSError(f"{root}: only {readable} can be read. {layouts.AS_IT_IS}")

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainermn.datasets.folders import Found, find_files, find_folders
+from chainermn.datasets.folders import (
+    Found,
+    check_classes,
+    find_classes,
+    find_files,
+    find_folders,
+)
 
 PARTS = st.sampled_from(["cat", "Dog", "10", "2", ".git", "@eaDir", "__MACOSX", "caf\udce9", " x"])
 FILES = st.sampled_from(
@@ -73,6 +79,33 @@ def test_links_are_followed_once(tmp_path):
 def test_folders_that_are_missing_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         find_files(tmp_path / "nowhere", {".jpg"})
+
+
+def test_classes_are_folders(tmp_path):
+    make(tmp_path, {("dog", "more", "a.jpg"), ("cat", "b.JPG"), ("cat", "c.HEIC"), ("d.jpg",)})
+    found = find_classes(tmp_path, ["dog", "cat"], {".jpg"})
+    assert list(found) == ["dog", "cat"]
+    assert found["dog"] == Found([f"{tmp_path}/dog/more/a.jpg"])
+    assert found["cat"] == Found([f"{tmp_path}/cat/b.JPG"], {".heic": [f"{tmp_path}/cat/c.HEIC"]})
+    check_classes(tmp_path, found)
+
+
+def test_classes_that_cannot_be_meant_are_refused(tmp_path):
+    make(tmp_path, {("cat", "a.jpg"), ("cow", "b.HEIC"), ("cow", ".c.jpg")})
+    with pytest.raises(
+        FileNotFoundError, match=r"cow contains no image; left out: 1 file .heic, such .*: convert"
+    ):
+        find_classes(tmp_path, ["cat", "cow"], {".jpg"}, lambda ending: "convert")
+    (tmp_path / "dog").symlink_to("cat")
+    with pytest.raises(ValueError, match=r"/dog and .*/cat are the same folder$"):
+        find_classes(tmp_path, ["cat", "dog"], {".jpg"})
+    with pytest.raises(ValueError, match=r"animals has one class, cat, which would always be"):
+        check_classes("animals", {"cat": Found(["a.jpg"])})
+    few = Found(["a.jpg"], {"": ["b"] * 9})
+    check_classes("animals", {"cat": few, "dog": few})
+    few.ignored[".gif"] = ["c.gif"]
+    with pytest.raises(ValueError, match=r"^animals/cat: only 1 of 11 files can be read; left"):
+        check_classes("animals", {"cat": few, "dog": few})
 
 
 def test_what_is_left_out_is_told_with_an_example():

@@ -73,6 +73,9 @@ def test_files_that_are_refused(content, reason):
 def test_labels_are_counted():
     counts = names.check_labels([2, 0, 2], list("abcd"), "train.txt")
     assert counts.tolist() == [1, 0, 2, 0]
+    assert names.check_labels([2, 0], list("abc"), "train.txt", several=True).tolist() == [1, 0, 1]
+    with pytest.raises(ValueError, match=r"^a.txt: expected examples of several .*got 2, all of"):
+        names.check_labels([1, 1], list("abc"), "a.txt", several=True)
     assert names.check_labels([], ["a"], "train.txt").tolist() == [0]
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from chainermn.datasets.names import shown
 
-__all__ = ["Found", "find_files", "find_folders"]
+__all__ = [
+    "LEAST_SHARE",
+    "Found",
+    "check_classes",
+    "find_classes",
+    "find_files",
+    "find_folders",
+    "is_hidden",
+]
+
+#: A class of whose files a smaller share can be read is probably not meant to be like this.
+LEAST_SHARE = 0.1
 
 # What systems and programs put beside files, apart from names that begin with a dot.
 _SYSTEM = frozenset(
@@ -85,6 +96,18 @@ class Found:
             lines.append(f"left out: {_files(self.hidden)}, hidden or a system's")
         return lines
 
+    def besides(self, hint: Callable[[str], str] = lambda _: "") -> str:
+        """Return the end of an error: what was left out most, and what to do about it.
+
+        Examples
+        --------
+        >>> from chainermn.datasets.folders import Found
+        >>> "no image" + Found([], {".heic": ["dog.HEIC"]}).besides()
+        'no image; left out: 1 file .heic, such as dog.HEIC'
+        """
+        lines = self.left_out(hint, 1)
+        return f"; {lines[0]}" if lines else ""
+
 
 def find_files(
     folder: str | os.PathLike[str], endings: Collection[str], below: bool = True
@@ -131,7 +154,7 @@ def find_files(
                 "remove one"
             )
         seen[real] = place
-        visible = sorted(name for name in inner if not _is_hidden(name))
+        visible = sorted(name for name in inner if not is_hidden(name))
         for name in set(inner).difference(visible):
             found.hidden += sum(1 for _ in _all_files(os.path.join(place, name)))
         inner[:] = visible if below else []
@@ -139,7 +162,7 @@ def find_files(
         for name in sorted(names):
             dot = name.rfind(".")
             ending = name[dot:].lower() if dot > 0 else ""
-            if _is_hidden(name):
+            if is_hidden(name):
                 found.hidden += 1
             elif ending in endings:
                 found.files.append(begin + name)
@@ -162,10 +185,117 @@ def find_folders(folder: str | os.PathLike[str]) -> list[str]:
     ['10', '2']
     """
     with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not _is_hidden(e.name))
+        return sorted(e.name for e in entries if e.is_dir() and not is_hidden(e.name))
 
 
-def _is_hidden(name: str) -> bool:
+def find_classes(
+    parent: str | os.PathLike[str],
+    names: Iterable[str],
+    endings: Collection[str],
+    hint: Callable[[str], str] = lambda _: "",
+) -> dict[str, Found]:
+    """Find the files of classes that have a folder each; see `find_files`.
+
+    Parameters
+    ----------
+    parent : path
+        Folder with the folders of the classes.
+    names : iterable of str
+        Names of these.
+    endings : collection of str
+        Endings of the files in lower case.
+    hint : callable
+        Function from another ending to what to do about such files; empty for nothing.
+
+    Returns
+    -------
+    dict of Found
+        By the names of the folders, in their order.
+
+    Raises
+    ------
+    OSError
+        If a folder cannot be read, or has no such file.
+    ValueError
+        If two folders are the same, or a link leads round in a circle.
+
+    Examples
+    --------
+    >>> import pathlib
+    >>> from chainermn.datasets import folders
+    >>> if comm.rank == 0:
+    ...     for name in ("cat", "dog"):
+    ...         pathlib.Path(name).mkdir()
+    ...         pathlib.Path(name, "0.png").touch()
+    ...     found = folders.find_classes(".", folders.find_folders("."), {".png"})
+    ...     print({name: part.files for name, part in found.items()})
+    {'cat': ['./cat/0.png'], 'dog': ['./dog/0.png']}
+    """
+    found, known = dict[str, Found](), dict[str, str]()
+    for name in names:
+        folder = os.path.join(parent, name)
+        other = known.setdefault(os.path.realpath(folder), folder)
+        if other != folder:
+            raise ValueError(f"{shown(folder)} and {shown(other)} are the same folder")
+        found[name] = find_files(folder, endings)
+        if not found[name].files:
+            besides = found[name].besides(hint)
+            raise FileNotFoundError(f"{shown(folder)} contains no image{besides}")
+    return found
+
+
+def check_classes(
+    parent: str | os.PathLike[str],
+    found: Mapping[str, Found],
+    hint: Callable[[str], str] = lambda _: "",
+) -> None:
+    """Raise ValueError if there is one class, or one with hardly a file that can be read.
+
+    Parameters
+    ----------
+    parent : path
+        Folder with the folders of the classes.
+    found : mapping of Found
+        What `find_classes` has found in it.
+    hint : callable
+        Function from another ending to what to do about such files; empty for nothing.
+
+    Raises
+    ------
+    ValueError
+        If there are not several classes, or less than a tenth of the files of one have the right
+        ending.
+
+    Examples
+    --------
+    >>> from chainermn.datasets.folders import Found, check_classes
+    >>> check_classes("animals", {"cat": Found(["0.png"])})
+    Traceback (most recent call last):
+    ValueError: animals has one class, cat, which would always be right: ...
+    """
+    if len(found) == 1:
+        raise ValueError(
+            f"{shown(parent)} has one class, {shown(*found)}, which would always be right: "
+            "give the folder that has the folders of all classes"
+        )
+    for name, part in found.items():
+        total = len(part.files) + sum(map(len, part.ignored.values()))
+        if len(part.files) < LEAST_SHARE * total:
+            raise ValueError(
+                f"{shown(os.path.join(parent, name))}: only {len(part.files)} of {total} files "
+                f"can be read{part.besides(hint)}"
+            )
+
+
+def is_hidden(name: str) -> bool:
+    """Tell whether a name is that of a hidden file or folder, or of one that a system makes.
+
+    Examples
+    --------
+    >>> from chainermn.datasets import folders
+    >>> folders.is_hidden("__MACOSX"), folders.is_hidden("cat")
+    (True, False)
+    """
     return name.startswith(".") or name.lower() in _SYSTEM
 
 

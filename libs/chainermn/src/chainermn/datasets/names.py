@@ -139,7 +139,10 @@ def format_names(names: Sequence[str], source: str | os.PathLike[str]) -> bytes:
 
 
 def check_labels(
-    labels: ArrayLike, names: Sequence[str], source: str | os.PathLike[str]
+    labels: ArrayLike,
+    names: Sequence[str],
+    source: str | os.PathLike[str],
+    several: bool = False,
 ) -> NDArray[Any]:
     """Return how many examples each class has, if every label has a name.
 
@@ -151,6 +154,8 @@ def check_labels(
         Names of the classes.
     source : path
         Name of the file with the labels, for errors.
+    several : bool
+        Whether to refuse labels that are all the same.
 
     Returns
     -------
@@ -160,7 +165,7 @@ def check_labels(
     ------
     ValueError
         If a label is not smaller than the number of names; the message tells if labels seem to
-        begin at 1.
+        begin at 1. If all labels are the same, and ``several`` is true.
 
     Examples
     --------
@@ -184,7 +189,13 @@ def check_labels(
             f"{source}: expected labels from 0 to {len(names) - 1} for {len(names)} names, "
             f"got {low} to {high}: {hint}"
         )
-    return np.bincount(labels, minlength=len(names))
+    counts = np.bincount(labels, minlength=len(names))
+    if several and np.count_nonzero(counts) < 2:
+        raise ValueError(
+            f"{source}: expected examples of several classes, got {labels.size}, all of one: "
+            "that class would always be right"
+        )
+    return counts
 
 
 def naturally_sorted(names: Sequence[str]) -> list[str]:
