@@ -1,7 +1,9 @@
 """Small color images with classes."""
 
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import chainer
 import numpy as np
@@ -9,6 +11,7 @@ from chainer.datasets import TransformDataset, TupleDataset
 
 import formats
 import shapes
+from chainermn.files import read_json
 from formats import SIDE
 
 DATASETS = ("shapes", "cifar10", "cifar100")
@@ -29,12 +32,32 @@ class Images:
         Images that neither training nor the choice of hyperparameters uses.
     classes : list of str
         Names of the classes.
+    digest : str
+        Digest of the images to train on and validate with, and of their labels.
     """
 
     train: TupleDataset
     validation: TupleDataset
     test: TupleDataset
     classes: list[str]
+    digest: str
+
+    def settings(self) -> dict[str, Any]:
+        """Return what a run must not change when it is resumed."""
+        return {"classes": self.classes, "images": self.digest}
+
+    def check_classes(self, record: Path) -> None:
+        """Raise ValueError if the run that wrote a ``run.json`` had other classes.
+
+        Older records do not say which; a missing one does not, either.
+        """
+        if record.exists():
+            trained = read_json(record, {"arguments": dict})["arguments"]
+            if (classes := trained.get("classes", self.classes)) != self.classes:
+                raise ValueError(
+                    f"{record}: the network was trained with the classes {classes!a:.300}, but "
+                    f"--data has {self.classes!a:.300}"
+                )
 
 
 def load(dataset: str, path: str | None = None, examples: int | None = None) -> Images:
@@ -103,4 +126,5 @@ def _divided(
         TupleDataset(x[validation], y[validation]),
         TupleDataset(test_x, test_y.astype(np.int32)),
         classes,
+        f"{zlib.crc32(x.tobytes() + y.tobytes()):08x}",
     )

@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         trained = read_arguments(args.weights)
         sources = trained["dataset"], args.data or trained["data"], trained["examples"]
         images = data.load(*sources)
+        images.check_classes(args.weights.with_name("run.json"))
         network = ResNet(trained["unit"], len(images.classes), trained["dropout"])
         load_weights(read_bytes(args.weights, MOST_BYTES), args.weights, network)
     except (OSError, ValueError) as error:

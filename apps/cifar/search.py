@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with exit_together(comm):
         sources = args.dataset, args.data, args.examples
         images = run_on_root(comm, 0, "data", lambda: data.load(*sources))
-        run_on_root(comm, 0, "study", lambda: prepare_study(args))
+        run_on_root(comm, 0, "study", lambda: prepare_study(args, images))
         group = split(comm, args.ranks_per_trial)
     study = Study(Path(args.out), args.trials, args.seed) if group.rank == 0 else None
     table = Table(study) if comm.rank == 0 else None
@@ -61,14 +61,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return training.checked(parser, argv)
 
 
-def prepare_study(args: argparse.Namespace) -> None:
+def prepare_study(args: argparse.Namespace, images: data.Images) -> None:
     """Make the study, or continue the existing one, which no other job may use."""
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     for lock in out.glob("*.lock"):  # of a job that was killed
         lock.unlink()
     study = Study(out, args.trials, args.seed)
-    study.check({name: value for name, value in vars(args).items() if name not in FREE})
+    settings = {name: value for name, value in vars(args).items() if name not in FREE}
+    study.check(settings | images.settings())
     study.repeat_lost()
 
 
@@ -107,7 +108,7 @@ def train(
     if comm.rank == 0:
         trainer.extend(best)
         trainer.extend(extensions.LogReport())
-    record_run(comm, vars(args), args.out)
+    record_run(comm, {**vars(args), "classes": images.classes}, args.out)
     with np.errstate(all="ignore"):  # an infinite value ends the trial
         trainer.run()
     run_on_root(comm, 0, "tell", lambda: study.tell(verdict.state, best.value))

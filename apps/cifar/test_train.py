@@ -13,6 +13,7 @@ import pytest
 from chainer.backends import cuda
 from chainer.optimizer_hooks import WeightDecay
 from chainer.training import StandardUpdater
+from PIL import Image
 
 import chainermn
 from chainermn.testing.mpiexec import run_job
@@ -176,6 +177,46 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(
     with pytest.raises(SystemExit, match="2"):
         app.train.main(["--batchsize", "0"])
     assert "--batchsize must be at least 1, got 0" in capsys.readouterr().err
+
+
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_other_classes_and_other_images_are_noticed(app, call, refused, shared_tmp_path, capsys):
+    comm = chainermn.create_communicator("naive")
+    source, out = shared_tmp_path / "source", shared_tmp_path / "result"
+    random = np.random.RandomState(0)
+    options = ["--unit", 4, "--epoch", 1, "--batchsize", 3, "--out", out]
+    options += ["--dataset", "cifar10", "--data", source]
+    if comm.rank == 0:
+        for name in ("blue", "green", "red\udcff"):
+            for path in (source / "test" / name, source / "train" / name):
+                path.mkdir(parents=True)
+                for i in range(4):
+                    pixels = random.randint(0, 256, (32, 32, 3)).astype(np.uint8)
+                    Image.fromarray(pixels).save(path / f"{i}.png")
+    comm.mpi_comm.Barrier()
+    call(app.train.main, *options)
+    call(app.train.main, *options, "--evaluate")
+    call(app.predict.main, out / "best.npz", "--picture", out / "seen.png")
+    capsys.readouterr()
+
+    comm.mpi_comm.Barrier()
+    if comm.rank == 0:
+        path.joinpath("0.png").write_bytes(path.joinpath("1.png").read_bytes())
+    comm.mpi_comm.Barrier()
+    call(app.train.main, *options, "--evaluate")
+    assert "other settings (images: '" in refused(app.train.main, *options)
+
+    if comm.rank == 0:
+        for part in ("test", "train"):
+            (source / part / "blue").rename(source / part / "zblue")
+    comm.mpi_comm.Barrier()
+    then, now = ["blue", "green", "red\udcff"], ["green", "red\udcff", "zblue"]
+    wrong = f"trained with the classes {then!a}, but --data has {now!a}"
+    assert wrong in refused(app.train.main, *options, "--evaluate")
+    assert f"(classes: {then!r}, now {now!r};" in refused(app.train.main, *options)
+    capsys.readouterr()
+    assert app.predict.main([str(out / "best.npz")]) == 1
+    assert wrong in capsys.readouterr().err
 
 
 def test_predicting_says_what_is_missing(tmp_path, capsys, app):

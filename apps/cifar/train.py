@@ -37,23 +37,27 @@ def main(argv: Sequence[str] | None = None) -> None:
                 show_data(images, args.out)
                 add_reports(trainer, network, args, comm.size)
         settings = {name: value for name, value in vars(args).items() if name not in FREE}
+        settings |= images.settings()
         snapshot = extensions.snapshot(n_retains=3)
         snapshot = multi_node_snapshot(comm, snapshot, [], settings=settings)
         trainer.extend(snapshot)
         trainer.extend(StopOnSignal(comm, snapshot))
         with exit_together(comm):
             snapshot.resume(trainer, args.resume)
-            record_run(comm, vars(args), args.out)
+            record_run(comm, {**vars(args), "classes": images.classes}, args.out)
         trainer.run()
         if comm.rank == 0:
             print_summary(trainer)
 
     best = Path(args.out, "best.npz")
+
+    def read() -> bytes:
+        images.check_classes(best.with_name("run.json"))
+        return read_bytes(best, MOST_BYTES)
+
     with exit_together(comm):
         # Rank 0 has written it, and the others may have come here before.
-        load_weights(
-            run_on_root(comm, 0, "test", lambda: read_bytes(best, MOST_BYTES)), best, network
-        )
+        load_weights(run_on_root(comm, 0, "test", read), best, network)
     model = chainer.links.Classifier(network)
     found = training.create_evaluator(comm, model, images.test, device)()
     if comm.rank == 0:

@@ -5,6 +5,7 @@ import hashlib
 import tempfile
 import urllib.error
 import urllib.request
+import zlib
 from http.client import HTTPException
 from importlib.metadata import distribution
 from pathlib import Path
@@ -14,8 +15,10 @@ from chainer.dataset import cache_or_load_file, get_dataset_directory
 from chainer.datasets import TupleDataset
 
 from chainermn.datasets import idx
+from chainermn.datasets.names import check_labels
 from chainermn.datasets.overview import show_classes
 from chainermn.files import open_regular
+from model import MODELS, load_weights
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -23,6 +26,7 @@ MIRRORS = (
 )
 MOST_BYTES = 1 << 30  # of a file of the cache, unpacked; MNIST's larger one has 47 million
 PARTS = {"train": "train", "test": "t10k"}
+DIGITS = list("0123456789")
 # Of the gzipped files; any other content is refused.
 SHA256 = {
     "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -70,7 +74,8 @@ def load(dataset: str, directory: str | None = None) -> tuple[TupleDataset, Tupl
         if directory:
             parts = idx.read_data_set(directory)
             for part, (_, labels) in zip(PARTS.values(), parts, strict=True):
-                _check_digits(labels, idx.find(directory, f"{part}-labels-idx1-ubyte"))
+                source = idx.find(directory, f"{part}-labels-idx1-ubyte")
+                check_labels(labels, DIGITS, source, several=part == "train")
         else:
             parts = _load_cached("train"), _load_cached("test")
         return tuple(_scaled(*part, 255) for part in parts)
@@ -78,13 +83,25 @@ def load(dataset: str, directory: str | None = None) -> tuple[TupleDataset, Tupl
 
 
 def load_shown(args: argparse.Namespace) -> tuple[TupleDataset, TupleDataset]:
-    """Load as the options say; unless they only evaluate, show what there is of each digit."""
+    """Load as the options say; check that the network to evaluate fits, or show each digit."""
     train, validation = load(args.dataset, args.data)
-    if not args.evaluate:
+    if args.evaluate:
+        network = MODELS[getattr(args, "model", "mlp")](args.unit, 10)
+        network(train[0][0][None])  # so that weights for images of another size do not fit
+        load_weights(Path(args.out, "best.npz"), network)
+    else:
         Path(args.out).mkdir(parents=True, exist_ok=True)
         labels = {"train": [digit for _, digit in train], "validate": [d for _, d in validation]}
-        show_classes(args.out, list("0123456789"), labels, lambda i: train[i][0])
+        show_classes(args.out, DIGITS, labels, lambda i: train[i][0])
     return train, validation
+
+
+def digest(examples: TupleDataset) -> str:
+    """Return a digest of images and their digits."""
+    found = 0
+    for image, digit in examples:
+        found = zlib.crc32(image.tobytes() + digit.tobytes(), found)
+    return f"{found:08x}"
 
 
 def _load_digits() -> tuple[TupleDataset, TupleDataset]:
@@ -102,14 +119,6 @@ def _load_digits() -> tuple[TupleDataset, TupleDataset]:
 
 def _scaled(images: np.ndarray, labels: np.ndarray, white: int) -> TupleDataset:
     return TupleDataset(images.astype(np.float32) / white, labels.astype(np.int32))
-
-
-def _check_digits(labels: np.ndarray, source: Path) -> None:
-    if labels.max() > 9:
-        raise ValueError(
-            f"{source}: expected labels from 0 to 9, got {labels.min()} to {labels.max()}: "
-            "these are other classes than digits; apps/imagenet/prepare.py takes any"
-        )
 
 
 def _load_cached(part: str) -> Labeled:

@@ -203,7 +203,8 @@ def check(app, run, script, n_replicas, monkeypatch, folder, capsys) -> None:
     assert (resuming in printed) == (comm.rank == 0)
 
     files = {path.name for path in out.glob("[!.]*")}
-    files -= {"accuracy.png", "loss.png", "log", "best.json", "best.npz", "model.npz", "run.json"}
+    files -= {"accuracy.png", "loss.png", "examples.png", "log", "run.json"}
+    files -= {"best.json", "best.npz", "model.npz"}
     owners = [0] if script == "train" else [0, 1]
     assert files == {f"snapshot_iter_{n}.{rank}" for n in iterations for rank in owners}
 

@@ -207,6 +207,27 @@ def test_evaluation_is_exact_where_ranks_do_not_divide_the_data(app, run, shared
     assert not (out / "log").exists()
 
 
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_weights_and_snapshots_of_other_images_are_refused(app, run, shared_tmp_path, capsys):
+    comm = chainermn.create_communicator()
+    files = [shared_tmp_path / name for name in ("first", "other", "small")]
+    if comm.rank == 0:
+        for folder, n, width in zip(files, (90, 91, 90), (10, 10, 5), strict=True):
+            write_mnist(folder, gzipped=False, train=n, size=(10, width))
+    comm.bcast_obj(None)
+    options = ["--dataset", "mnist", "--unit", "20", "--epoch", "1", "--out", shared_tmp_path]
+    options = [*map(str, options), "--data"]
+    run(app.train.main, *options, files[0])
+    refused = error_of(app.train.main, [*options, str(files[1])], capsys)
+    assert re.search(r"was written with other settings \(images: '\w+', now '\w+'\)", refused)
+    evaluate = ["--evaluate", *options, str(files[2])]
+    scripts = app.train, app.train_model_parallel, app.train_dual_parallel
+    for script in scripts:
+        refused = error_of(script.main, evaluate, capsys)
+        assert "weights of another network: --model, --unit, the size of the images" in refused
+        assert "\n" not in refused
+
+
 def write_weights(app, path: Path, n_pixels: int) -> None:
     """Save an MLP with its initial weights."""
     np.random.seed(4)
@@ -480,8 +501,11 @@ def test_error_for_labels_that_are_no_digits(tmp_path):
     write_mnist(tmp_path, gzipped=False)
     path = tmp_path / "t10k-labels-idx1-ubyte"
     path.write_bytes(idx(1 + np.arange(30) % 26))
-    message = f"{path}: expected labels from 0 to 9, got 1 to 26: these are other classes than"
+    message = f"{path}: expected labels from 0 to 9 for 10 names, got 1 to 26: "
     with pytest.raises(ValueError, match=re.escape(message)):
+        data.load("mnist", tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(90)))
+    with pytest.raises(ValueError, match=r"train-labels.*: expected examples of several classes"):
         data.load("mnist", tmp_path)
 
 
@@ -640,10 +664,11 @@ def test_scripts_differ_in_nothing_but_the_tutorial():
         'print(f"{accuracy:.2%} of the validation data read correctly")',
         'settings = {key: vars(args)[key] for key in ("dataset", "model", "unit", "batchsize", '
         '"seed")}',
+        'settings["images"] = images',
         "snapshot.resume(trainer, args.resume)",
         "print_summary(trainer)",
     ]
-    assert len(added) == 32
+    assert len(added) == 34
 
 
 def test_readme_shows_how_the_scripts_differ():

@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with exit_together(comm):
         train, validation = data.load_shown(args) if comm.rank == 0 else (None, None)
+    images = comm.bcast_obj(train and data.digest(train))
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=args.seed)
     validation = chainermn.scatter_dataset(validation, comm, force_equal_length=False)
     batches = chainer.iterators.SerialIterator(train, args.batchsize)
@@ -65,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     snapshot = extensions.snapshot(n_retains=3)
     settings = {key: vars(args)[key] for key in ("dataset", "model", "unit", "batchsize", "seed")}
+    settings["images"] = images
     snapshot = multi_node_snapshot(comm, snapshot, [], settings=settings)
     trainer.extend(snapshot)
     trainer.extend(StopOnSignal(comm, snapshot))

@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with exit_together(comm):
         train, validation = data.load_shown(args) if comm.rank == 0 else (None, None)
+    images = comm.bcast_obj(train and data.digest(train))
     if replica.rank == 0:
         train = chainermn.scatter_dataset(train, peers, shuffle=True, seed=args.seed)
         validation = chainermn.scatter_dataset(validation, peers, force_equal_length=False)
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     snapshot = extensions.snapshot(n_retains=3)
     settings = {key: vars(args)[key] for key in ("dataset", "unit", "batchsize", "seed")}
+    settings["images"] = images
     replica_sets = [range(rank, comm.size, 2) for rank in (0, 1)]
     snapshot = multi_node_snapshot(comm, snapshot, replica_sets, settings=settings)
     trainer.extend(snapshot)

@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with exit_together(comm):
         train, validation = data.load_shown(args) if comm.rank == 0 else (None, None)
+    images = comm.bcast_obj(train and data.digest(train))
     train, validation = input_of(train, comm), input_of(validation, comm)
     batches = chainer.iterators.SerialIterator(train, args.batchsize)
     validation_batches = chainer.iterators.SerialIterator(
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     snapshot = extensions.snapshot(n_retains=3)
     settings = {key: vars(args)[key] for key in ("dataset", "unit", "batchsize", "seed")}
+    settings["images"] = images
     snapshot = multi_node_snapshot(comm, snapshot, [0, 1], settings=settings)
     trainer.extend(snapshot)
     trainer.extend(StopOnSignal(comm, snapshot))
