@@ -310,14 +310,11 @@ def class_folders(part: Path, most_folders: int, files: list[str]) -> dict[str, 
 
 def read_image(path: str) -> np.ndarray:
     """Read an image of the right size, of shape (3, 32, 32)."""
-    try:
-        with pictures.open_picture(path) as picture:
-            if picture.size == (SIDE, SIDE):
-                return np.asarray(picture.rgb()).transpose(2, 0, 1)
+    with pictures.open_picture(path) as picture:  # whose errors name the file
+        if picture.size != (SIDE, SIDE):
             width, height = picture.size
-    except Exception as error:  # Pillow's decoders each have their own
-        raise ValueError(f"{shown(path)}: {type(error).__name__}: {error}") from None
-    raise ValueError(
-        f"{shown(path)}: expected {SIDE}x{SIDE} pixels, got {width}x{height}; apps/imagenet takes "
-        "images of any size"
-    )
+            raise ValueError(
+                f"expected {SIDE}x{SIDE} pixels, got {width}x{height}; apps/imagenet takes images "
+                "of any size"
+            )
+        return np.asarray(picture.rgb()).transpose(2, 0, 1)
