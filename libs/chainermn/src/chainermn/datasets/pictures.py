@@ -1,6 +1,6 @@
 """Read pictures as people see them: upright, on white, as red, green and blue of 8 bits.
 
-This module needs Pillow: ``pip install 'chainermn[pictures]'``. Importing it sets Pillow's limit
+This module needs Pillow, which the extra ``pictures`` brings. Importing it sets Pillow's limit
 of pixels to `MOST_PIXELS`.
 """
 
