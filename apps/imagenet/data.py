@@ -4,7 +4,6 @@ import hashlib
 import math
 import os
 import socket
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -345,14 +344,19 @@ class ToBatch(chainer.dataset.Converter):
     mean, deviation : array
         Values to subtract from red, green and blue, and to divide these by.
     skip : bool
-        Whether to leave out files that cannot be read; their names are in ``self.skipped``.
+        Whether to leave out files that cannot be read.
+
+    Attributes
+    ----------
+    skipped : dict of str
+        What is wrong with files that were left out, by their names.
     """
 
     def __init__(self, mean: np.ndarray, deviation: np.ndarray, skip: bool = False) -> None:
         self.mean = np.asarray(mean, np.float32)[:, None, None]
         self.scale = 1 / np.asarray(deviation, np.float32)[:, None, None]
         self.skip = skip
-        self.skipped: set[str] = set()
+        self.skipped: dict[str, str] = {}
 
     def __call__(self, batch: list, device: chainer.backend.Device | None = None) -> tuple:
         """Return images, of ``chainer.config.dtype``, and classes.
@@ -361,7 +365,7 @@ class ToBatch(chainer.dataset.Converter):
         """
         readable = [example for example in batch if not isinstance(example, Unreadable)]
         if len(readable) < len(batch):
-            self._complain([example for example in batch if isinstance(example, Unreadable)])
+            self._leave_out([example for example in batch if isinstance(example, Unreadable)])
         size = batch[0].size if isinstance(batch[0], Unreadable) else batch[0][0].shape[-1]
         x = np.empty((len(readable), 3, size, size), np.float32)
         for image, (pixels, _) in zip(x, readable, strict=True):
@@ -372,14 +376,12 @@ class ToBatch(chainer.dataset.Converter):
         x = x.astype(chainer.get_dtype(map_mixed16=np.float16), copy=False)
         return (x, t) if device is None else (device.send(x), device.send(t))
 
-    def _complain(self, unreadable: list[Unreadable]) -> None:
+    def _leave_out(self, unreadable: list[Unreadable]) -> None:
         for file in unreadable:
             message = f"cannot read {file.path} on {socket.gethostname()} ({file.reason})"
             if not self.skip:
                 exit_job(f"{message}. --skip-unreadable continues without such files")
-            if file.path not in self.skipped:
-                print(f"skipped: {message}", file=sys.stderr, flush=True)
-            self.skipped.add(file.path)
+            self.skipped[file.path] = message
 
 
 def read_statistics(path: Path) -> dict[str, list[float]]:

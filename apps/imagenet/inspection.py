@@ -21,6 +21,8 @@ from chainermn.progress import Progress
 from data import ImageList
 from shards import Shards
 
+Look = Callable[[str, Path | None], object]
+
 SECONDS = 3  # that a training waits for it, before it starts beside it
 NAMED = 3  # files in a message; the others are counted
 EVERYWHERE = (
@@ -76,36 +78,37 @@ class Inspection(chainer.training.Extension):
 
     Parameters
     ----------
-    sources : sequence of ImageList or Shards
-        Nothing is done for shards.
+    looks : sequence of (ImageList or Shards, callable)
+        ``look(path, root)`` raises if a file of the list cannot be read. Nothing is done for
+        shards.
     root : path
         Folder that their paths start from.
     comm : CommunicatorBase
     skip : bool
         Whether to leave out files that are missing, changed or unreadable.
-    look : callable
-        ``look(path, root)`` raises if a file cannot be read.
 
     Attributes
     ----------
-    read_again : int
-        Number of files, of this rank's share, whose time has changed, but not their size.
+    sources : list of ImageList or Shards
+        As they were read.
+    printed : int
+        Number of lines that `settle` has printed.
     """
 
     priority = chainer.training.PRIORITY_WRITER + 1  # before the evaluator
 
     def __init__(
         self,
-        sources: Sequence[ImageList | Shards],
+        looks: Sequence[tuple[ImageList | Shards, Look]],
         root: str | Path,
         comm: chainermn.CommunicatorBase,
         skip: bool = False,
-        look: Callable[[str, Path | None], object] = images.check_header,
     ) -> None:
-        self.sources, self.root, self.comm = sources, Path(root).resolve(), comm
-        self.lists = [source for source in sources if isinstance(source, ImageList)]
-        self.skip, self.look = skip, look
-        self.read_again = 0
+        self.sources = [source for source, _ in looks]
+        self.root, self.comm = Path(root).resolve(), comm
+        self.lists = [(s, look) for s, look in looks if isinstance(s, ImageList)]
+        self.skip = skip
+        self.printed = 0
         self.is_settled = False
         self._done = 0
         self._found: list[tuple[int, int, str]] = []  # list, image and what is wrong with it
@@ -136,18 +139,14 @@ class Inspection(chainer.training.Extension):
         if not self.is_settled:
             return list(self.sources)
         run_together(self.comm, "images", self._raise)
-        parts = self.comm.allgather_obj((self._found, self.read_again))
-        found = {(k, i): reason for part, _ in parts for k, i, reason in part}
-        self.read_again = sum(read_again for _, read_again in parts)
+        parts = self.comm.allgather_obj(self._found)
+        found = {(k, i): reason for part in parts for k, i, reason in part}
         if self.comm.rank == 0:
-            if self.read_again:
-                print(
-                    f"files with another time than prepare.py saw, read again: {self.read_again}"
-                )
             for line in told([found[key] for key in sorted(found)]):
                 print(f"skipped: {line}", flush=True)
+                self.printed += 1
         kept = []
-        for k, listed in enumerate(self.lists):
+        for k, (listed, _) in enumerate(self.lists):
             left = [i for i in range(len(listed)) if (k, i) not in found] if found else None
             if left == []:
                 raise OSError(f"{listed.source}: none of its images can be read")
@@ -176,7 +175,7 @@ class Inspection(chainer.training.Extension):
     def _wait(self, seconds: float | None) -> None:
         self._thread.join(SECONDS if seconds is None else seconds)
         if seconds is None and self._thread.is_alive():
-            total = sum(len(self._share(listed)) for listed in self.lists)
+            total = sum(len(self._share(listed)) for listed, _ in self.lists)
             show = Progress(total, "looking at files") if self.comm.rank == 0 else None
             while self._thread.is_alive():
                 self._thread.join(0.2)
@@ -188,10 +187,11 @@ class Inspection(chainer.training.Extension):
 
     def _work(self) -> None:
         try:
-            for k, listed in enumerate(self.lists):
+            for k, (listed, look) in enumerate(self.lists):
                 index = read_index(listed)
                 for i in self._unlike_before(listed, index):
-                    if reason := self._reason(listed, i, None if index is None else index[i]):
+                    stamp = None if index is None else index[i]
+                    if reason := self._reason(listed, i, stamp, look):
                         self._found.append((k, i, reason))
                         if not self.skip and len(self._found) == NAMED:
                             return
@@ -208,7 +208,9 @@ class Inspection(chainer.training.Extension):
                 yield i
             self._done += 1
 
-    def _reason(self, listed: ImageList, i: int, stamp: np.ndarray | None) -> str | None:
+    def _reason(
+        self, listed: ImageList, i: int, stamp: np.ndarray | None, look: Look
+    ) -> str | None:
         """Return what is wrong with a file."""
         path = os.path.join(self.root, listed[i][0])
         name = f"{shown(path)} ({listed.where(i)})" if listed.source else shown(path)
@@ -233,9 +235,8 @@ class Inspection(chainer.training.Extension):
                 return f"{changed} ({sizes}): run prepare.py again"
             if status.st_mtime_ns == time:
                 return None
-            self.read_again += 1
         try:
-            self.look(path, self.root if listed.confined else None)
+            look(path, self.root if listed.confined else None)
         except Exception as error:  # Pillow's decoders raise all kinds of exceptions
             return f"cannot read {name} on {host} ({type(error).__name__}: {error})"
         return None

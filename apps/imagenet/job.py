@@ -12,10 +12,12 @@ import batches
 import chainermn
 import data
 import generated
+import images
 import training
 import weights
 from chainermn.agreement import exit_together, run_on_root
-from chainermn.datasets.names import check_labels, read_names
+from chainermn.datasets.folders import LEAST_SHARE
+from chainermn.datasets.names import check_labels, read_names, shown
 from chainermn.files import read_json
 from chainermn.links import create_mnbn_model
 from chainermn.optimizers import GradientClipping
@@ -47,7 +49,7 @@ def load_lists(
 
     The last is what looks at the files: unless it is settled, it must extend the trainer.
 
-    Raises as `batches.load` and `Inspection.settle` do.
+    Raises as `batches.load`, `Inspection.settle` and `check_left` do.
     """
     if args.drawn:
         generated.provide(args.root, comm)
@@ -55,12 +57,28 @@ def load_lists(
         batches.load(path, args.root, comm, args.allow_outside) for path in (args.train, args.val)
     )
     is_trained = args.evaluate is None
-    sources = [validation, train] if is_trained else [validation]
-    inspection = Inspection(sources, args.root, comm, args.skip_unreadable)
+    looks = [(validation, images.check_header)]
+    if is_trained:
+        # An epoch would be lost if a file to validate with were found to be damaged after it.
+        looks = [(validation, images.check_file), (train, images.check_header)]
+    inspection = Inspection(looks, args.root, comm, args.skip_unreadable)
     about = run_on_root(comm, 0, "lists", lambda: describe(args, train, validation))
     has_time = args.skip_unreadable or args.test or not is_trained
     validation, *rest = inspection.settle(None if has_time else SECONDS)
+    if rest and isinstance(train, data.ImageList):
+        check_left(train, rest[0], about["classes"])
     return rest[0] if rest else train, validation, about, inspection
+
+
+def check_left(before: data.ImageList, after: data.ImageList, names: list[str]) -> None:
+    """Raise OSError if too few images of a class can be read."""
+    total, left = (np.bincount(part.labels, minlength=len(names)) for part in (before, after))
+    for label in np.flatnonzero(left < LEAST_SHARE * total):
+        name = f"class {label} {shown(names[label])}"
+        raise OSError(
+            f"{before.source}: only {left[label]} of {total[label]} images of {name} can be read: "
+            "get them again, or delete their lines and run without --skip-unreadable"
+        )
 
 
 def describe(

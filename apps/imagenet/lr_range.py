@@ -17,6 +17,7 @@ import chainermn
 import data
 import job
 import options
+import reports
 from chainermn.agreement import exit_together, run_on_root
 from chainermn.extensions import StepSeed
 from chainermn.progress import Progress
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     trainer.extend(test)
     trainer.extend(inspection)
     trainer.run()
+    reports.SkippedFiles(comm, to_batch)()
     with exit_together(comm):
         run_on_root(comm, 0, "lr_range.py", lambda: report(rates, test.losses, Path(args.out)))
 

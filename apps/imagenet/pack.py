@@ -83,7 +83,7 @@ def prepare(args: argparse.Namespace, comm: chainermn.CommunicatorBase) -> tuple
 
     listed = run_on_root(comm, 0, "pack", read)
     skip = args.skip_unreadable
-    (listed,) = Inspection([listed], args.root, comm, skip, images.check_file).settle()
+    (listed,) = Inspection([(listed, images.check_file)], args.root, comm, skip).settle()
     run_on_root(comm, 0, "pack", clear)
     # Lists are sorted by class; each shard gets images of all classes.
     order = np.random.default_rng(0).permutation(len(listed))

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,13 @@ from chainer.serializers import save_npz
 from chainer.training import extensions
 
 from batches import Source
+from chainermn import CommunicatorBase
 from chainermn.datasets.names import shown
 from chainermn.datasets.overview import draw_examples, show_classes
 from chainermn.extensions import BestModel, TensorBoardReport, TerminalReport, Throughput
 from chainermn.files import atomic_write
-from data import ImageList, Unreadable
+from data import ImageList, ToBatch, Unreadable
+from inspection import told
 
 ACCURACY = "validation/main/accuracy"
 # Compressing weights takes more than ten times as long, and saves almost no space.
@@ -53,6 +56,38 @@ def add_reports(
     trainer.extend(TerminalReport(columns))
 
 
+class SkippedFiles(chainer.training.Extension):
+    """Says which files the ranks could not read, once for each.
+
+    Parameters
+    ----------
+    comm : CommunicatorBase
+    to_batch : data.ToBatch
+
+    Attributes
+    ----------
+    known : dict of str
+        What is wrong with the files of all ranks, by their names.
+    """
+
+    priority = chainer.training.PRIORITY_READER  # after the evaluator
+
+    def __init__(self, comm: CommunicatorBase, to_batch: ToBatch) -> None:
+        self.comm, self.to_batch = comm, to_batch
+        self.known: dict[str, str] = {}
+
+    def __call__(self, trainer: chainer.training.Trainer | None = None) -> None:
+        """Say, on rank 0, which files are new. Collective."""
+        before = len(self.known)
+        for part in self.comm.allgather_obj(self.to_batch.skipped):
+            self.known.update(
+                (path, text) for path, text in part.items() if path not in self.known
+            )
+        if self.comm.rank == 0:
+            for line in told([*self.known.values()][before:]):
+                print(f"skipped: {line}", file=sys.stderr, flush=True)
+
+
 def show_images(
     out: str | Path,
     names: Sequence[str],
@@ -60,6 +95,7 @@ def show_images(
     validation: Source,
     images: Sequence[object],
     lines: Sequence[str] = (),
+    most: int = 15,
 ) -> None:
     """Print how many images of which class there are, and draw some as ``out/examples.png``.
 
@@ -73,6 +109,8 @@ def show_images(
         Training examples, as the network sees them.
     lines : sequence of str
         What else to print.
+    most : int
+        Number of lines to print, if there is not more to say than that.
     """
     lines = [f"{len(train)} images to train with, {len(validation)} to validate with", *lines]
     for source, what in ((train, "train"), (validation, "validate")):
@@ -99,11 +137,15 @@ def show_images(
     elif len(absent):
         first = f"{absent[0]} {shown(names[absent[0]])}"
         lines.append(f"{len(absent)} of {len(names)} classes have no image, such as {first}")
+    unseen = np.setdiff1d(train.labels, validation.labels)
+    if len(unseen):
+        first = f"{unseen[0]} {shown(names[unseen[0]])}"
+        lines.append(f"{len(unseen)} classes have no image to validate with, such as {first}")
     if len(absent) == len(names) - 1:
         lines.append("all images are of one class, so every answer will be right")
     print(*lines, sep="\n", flush=True)
     labels = {"train": train.labels, "validate": validation.labels}
-    show_classes(out, names, labels, picture, max(4, 15 - len(lines)))
+    show_classes(out, names, labels, picture, max(3, most - len(lines)))
 
 
 def save_description(out: str, about: dict[str, Any]) -> None:

@@ -315,10 +315,11 @@ def inspect(app, drawn, tmp_path):
     shutil.copytree(drawn, root)
     comm = chainermn.create_communicator("naive")
 
-    def call(skip: bool = False):
+    def call(skip: bool = False, look=app.images.check_header):
         lists = [app.data.ImageList.read(root / f"{part}.txt") for part in ("train", "val")]
-        found = app.inspection.Inspection(lists, root, comm, skip)
-        return found.settle(), found.read_again
+        looks = [(listed, look) for listed in lists]
+        found = app.inspection.Inspection(looks, root, comm, skip)
+        return found.settle()
 
     return call, root
 
@@ -332,8 +333,9 @@ def test_files_are_compared_with_what_prepare_saw(app, inspect, capsys):
     victim.write_bytes(bytes(status.st_size))
     os.utime(victim, ns=(status.st_atime_ns, status.st_mtime_ns))
     os.utime(other, ns=(1, 1))
-    (train, val), read_again = call()
-    assert (len(train), len(val), read_again) == (60, 10, 1)
+    looked_at = []
+    train, val = call(look=lambda path, root: looked_at.append(path))
+    assert (len(train), len(val), looked_at) == (60, 10, [str(other)])
     os.utime(victim, ns=(1, 1))
     with pytest.raises(
         OSError, match=f"^cannot read {victim} .{root}/val.txt:5. .*expected a pic"
@@ -347,11 +349,11 @@ def test_files_are_compared_with_what_prepare_saw(app, inspect, capsys):
     with pytest.raises(OSError, match=rf"^{changed}: host .* has no such file"):
         call()
     capsys.readouterr()
-    (train, val), _ = call(skip=True)
+    train, val = call(skip=True)
     assert (len(train), len(val)) == (60, 9)
     assert [val.where(i) for i in (3, 4)] == [f"{root}/val.txt:4", f"{root}/val.txt:6"]
     told = capsys.readouterr().out.splitlines()
-    assert [line.startswith(("files with", "skipped: ")) for line in told] == [True, True]
+    assert [line.startswith("skipped: ") for line in told] == [True]
 
 
 @pytest.mark.mpi(1)
@@ -385,7 +387,7 @@ def test_slow_inspection_ends_the_job_before_it_validates(app, inspect):
     comm = chainermn.create_communicator("naive")
     app.inspection.index_path(root / "val.txt").unlink()
     lists = [app.data.ImageList.read(root / "val.txt")]
-    found = app.inspection.Inspection(lists, root, comm, look=look)
+    found = app.inspection.Inspection([(lists[0], look)], root, comm)
     assert found.settle(0) == lists
     trainer = SimpleNamespace(updater=SimpleNamespace(is_new_epoch=False))
     assert found.trigger(trainer)
@@ -400,6 +402,19 @@ def test_constant_color_has_deviation_1(app):
     sums = app.data.Sums()
     sums.add(np.stack([np.full((4, 5), 7), np.eye(4, 5), np.eye(4, 5)]).astype(np.uint8))
     assert sums.statistics()["deviation"] == [1, 0.4, 0.4]
+
+
+def test_classes_without_images_to_validate_with_are_said_in_15_lines(
+    app, drawn, tmp_path, capsys
+):
+    train, val = (app.data.ImageList.read(drawn / f"{part}.txt") for part in ("train", "val"))
+    names, images = [*map(str, range(10))], app.data.Images(train, drawn, 24)
+    app.reports.show_images(tmp_path, names, train, val.take(range(8)), images, ["left out: a"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == ["left out: a", "2 classes have no image to validate with, such as 8 8"]
+    assert len(lines) == 14
+    app.reports.show_images(tmp_path, names, train, val, images, ["left out: a"], most=10)
+    assert len(capsys.readouterr().out.splitlines()) == 10
 
 
 def test_confusion_of_any_names(app, tmp_path):

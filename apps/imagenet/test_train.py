@@ -10,6 +10,7 @@ import shutil
 import socket
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -436,6 +437,62 @@ def test_damaged_file_is_skipped(app, run, few, shared_tmp_path, capsys):
     if comm.rank == 0:
         assert "images skipped, as they could not be read: 1\n" in out
         assert "recognized after 1 epoch\n" in out
+
+
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_each_skipped_file_is_said_once(app, capsys):
+    comm, to_batch = chainermn.create_communicator("naive"), SimpleNamespace(skipped={})
+    say = app.reports.SkippedFiles(comm, to_batch)
+    to_batch.skipped["a"] = "cannot read a"
+    say()
+    say()
+    name = f"b{comm.rank}"
+    to_batch.skipped[name] = f"cannot read {name}"
+    say()
+    lines = comm.allgather_obj(capsys.readouterr().err.splitlines())
+    assert lines == [[f"skipped: cannot read {name}" for name in ("a", "b0", "b1")], []]
+
+
+@pytest.mark.mpi(1, timeout=LIMIT)
+def test_damaged_files_to_validate_with_are_found_before_training(app, fails, few, tmp_path):
+    root = tmp_path / "damaged"
+    shutil.copytree(few, root)
+    victim = root / "val/ring-00006.jpg"
+    victim.write_bytes(victim.read_bytes()[:-100])
+    (root / "val.txt.sizes.npy").unlink()
+    options = [root / "train.txt", root / "val.txt", "--root", root, "--arch", "small"]
+    line = fails(app.train.main, *options, "--test", "--out", tmp_path / "result")
+    assert line.startswith(f"error: cannot read {victim} ({root}/val.txt:7) on ")
+
+
+@pytest.mark.mpi(1, timeout=LIMIT)
+def test_class_of_which_hardly_an_image_can_be_read_is_refused(app, fails, few, tmp_path):
+    root = tmp_path / "damaged"
+    shutil.copytree(few, root)
+    for victim in (root / "train").glob("circle-*.jpg"):
+        victim.write_bytes(b"")
+    options = [root / "train.txt", root / "val.txt", "--root", root, "--arch", "small"]
+    line = fails(app.train.main, *options, "--skip-unreadable", "--out", tmp_path / "result")
+    assert line == (
+        f"error: {root}/train.txt: only 0 of 12 images of class 0 circle can be read: get them "
+        "again, or delete their lines and run without --skip-unreadable"
+    )
+
+
+@pytest.mark.mpi(1, timeout=LIMIT)
+def test_run_resumes_without_files_that_were_damaged_since(app, run, stop, few, tmp_path, capsys):
+    """Also in the middle of an epoch."""
+    root = tmp_path / "damaged"
+    shutil.copytree(few, root)
+    options = [root / "train.txt", root / "val.txt", "--root", root, "--arch", "small"]
+    options += ["--loaderjob", "0", "--epoch", "2", "--batchsize", "20", "--checkpoint", "4"]
+    options += ["--skip-unreadable", "--out", tmp_path / "result"]
+    stop(5, app.train.main, *options)
+    (root / "train/circle-00110.jpg").write_bytes(b"")
+    capsys.readouterr()
+    run(app.train.main, *options)
+    assert "resuming after iteration 4, " in capsys.readouterr().out
+    assert [row["iteration"] for row in read_log(tmp_path / "result")] == [6, 12]
 
 
 @pytest.mark.each_mpi

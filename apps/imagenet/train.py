@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     evaluator = evaluation.TopKEvaluator(
         validation_batches, evaluated, len(about["classes"]), to_batch, device
     )
+    skipped = reports.SkippedFiles(comm, to_batch)
+    trainer.extend(skipped, trigger=trigger)
     evaluator = chainermn.create_multi_node_evaluator(evaluator, comm, mean_over="examples")
     trainer.extend(evaluator, trigger=trigger)
     picture = evaluation.ConfusionPicture(comm, evaluator, about["classes"])
@@ -67,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     trainer.extend(DistributedReport(comm), trigger=trigger)
     if args.evaluate is not None:
         found = evaluator()
+        skipped()
         validation_batches.finalize()
         if comm.rank == 0:
             reports.print_evaluation(found)
@@ -76,7 +79,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if comm.rank == 0:
             reports.add_reports(trainer, evaluated.predictor, args, comm.size, trigger)
     snapshot = extensions.snapshot(savefun=reports.save, n_retains=3)
-    digests = {"train_images": train.digest(), "validation_images": validation.digest()}
+    # Of the lists as they were read: --skip-unreadable is also for those that resume.
+    names = "validation_images", "train_images"
+    digests = {n: s.digest() for n, s in zip(names, inspection.sources, strict=True)}
     settings = options.settings_of(args, about, digests)
     snapshot = multi_node_snapshot(comm, snapshot, [], settings=settings)
     interval = training.EpochOrInterval(args.checkpoint)
@@ -98,12 +103,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         if comm.rank == 0:
             reports.save_description(args.out, about)
             examples = batches.training_examples(train, args, about["insize"])
-            reports.show_images(args.out, about["classes"], train, validation, examples)
+            lists = train, validation
+            most = 14 - inspection.printed
+            reports.show_images(args.out, about["classes"], *lists, examples, most=most)
     trainer.run()
 
-    skipped = comm.allgather_obj(to_batch.skipped)
     if comm.rank == 0:
-        reports.print_summary(trainer, len(set().union(*skipped)))
+        reports.print_summary(trainer, len(skipped.known))
 
 
 if __name__ == "__main__":
