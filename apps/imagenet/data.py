@@ -51,11 +51,6 @@ class ImageList:
         File with one line per image, for error messages.
     lines : array of int, optional
         Number of each image's line, from 1.
-
-    Attributes
-    ----------
-    repeated : int
-        Number of lines with a path that an earlier line has, too.
     """
 
     def __init__(
@@ -71,7 +66,7 @@ class ImageList:
         self.ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
         self.labels = np.array(labels, np.int32)
         self.lines = np.arange(1, len(encoded) + 1, dtype=np.int32) if lines is None else lines
-        self.confined, self.source, self.repeated = confined, source, 0
+        self.confined, self.source = confined, source
 
     @classmethod
     def read(cls, path: str | Path, root: str | Path | None = None) -> "ImageList":
@@ -117,7 +112,11 @@ class ImageList:
                 name, _, label = rest.rpartition(b"\t")
             name = name.rstrip(b" \t")
             if not name or not label.isdigit() or b"\0" in name:
-                raise ValueError(f"{source}:{number}: expected 'path label', got {line!r:.200}")
+                hint = ""
+                if b"\0" in line:
+                    hint = "; if it is UTF-16, iconv -f UTF-16 -t UTF-8 FILE > NEW converts it"
+                got = f"got {line!r:.200}{hint}"
+                raise ValueError(f"{source}:{number}: expected 'path label', {got}")
             names.append(name)
             labels.append(int(label))
             if labels[-1] >= MOST_CLASSES:
@@ -134,13 +133,18 @@ class ImageList:
         if not names:
             raise ValueError(f"{source}: names no image")
         listed = cls(names, labels, root is not None, str(source))
-        listed.repeated = len(names) - listed.count_shared(listed)
+        listed.count_shared(listed, root)
         return listed
 
     @property
     def n_classes(self) -> int:
         """The smallest possible number of classes."""
         return int(self.labels.max()) + 1
+
+    @property
+    def repeated(self) -> int:
+        """Number of images with a path that an earlier one has, too."""
+        return len(self) - len(set(self.paths()))
 
     def digest(self) -> str:
         """Return a digest of this list."""
@@ -152,28 +156,45 @@ class ImageList:
         """Return a list of some of the images."""
         numbers = np.fromiter(numbers, np.int64)
         paths = [self[i][0] for i in numbers]
-        taken = ImageList(
-            paths, self.labels[numbers], self.confined, self.source, self.lines[numbers]
-        )
-        taken.repeated = len(paths) - len(set(taken.paths()))
-        return taken
+        labels, lines = self.labels[numbers], self.lines[numbers]
+        return ImageList(paths, labels, self.confined, self.source, lines)
 
-    def paths(self) -> list[bytes]:
-        """Return all paths, without what does not change them, such as ``./``."""
+    def paths(self, root: str | Path | None = None) -> list[bytes]:
+        """Return all paths without what does not change them, such as ``./``.
+
+        Parameters
+        ----------
+        root : path, optional
+            Folder that they start from: absolute paths in it become relative ones.
+        """
         text = self.text.tobytes()
         begins = [0, *self.ends[:-1].tolist()]
         found = [text[b:e] for b, e in zip(begins, self.ends.tolist(), strict=True)]
-        return list(map(_plain, found)) if b"./" in text or b"//" in text else found
+        if b"./" not in text and b"//" not in text and (self.text[begins] != ord("/")).all():
+            return found
+        start = None if root is None else os.fsencode(Path(root).resolve())
+        folders = dict[bytes, bytes]()
 
-    def count_shared(self, other: "ImageList") -> int:
-        """Return how many different paths another list has, too.
+        def plain(path: bytes) -> bytes:
+            if start is not None and (path.startswith(b"/") or b"../" in path):
+                folder, name = os.path.split(path)
+                if folder not in folders:  # following a path takes long
+                    real = os.path.realpath(os.path.join(start, folder))
+                    folders[folder] = os.path.relpath(real, start)
+                path = os.path.join(folders[folder], name)
+            return os.path.normpath(path)
+
+        return list(map(plain, found))
+
+    def count_shared(self, other: "ImageList", root: str | Path | None = None) -> int:
+        """Return how many different paths, which start from a folder, another list has, too.
 
         Raises
         ------
         ValueError
             If one of them has another label there.
         """
-        mine, others = self.paths(), other.paths()
+        mine, others = self.paths(root), other.paths(root)
         shared = set(mine)
         if other is not self:
             shared.intersection_update(others)
@@ -199,12 +220,6 @@ class ImageList:
         begin = self.ends[i - 1] if i else 0
         path = os.fsdecode(self.text[begin : self.ends[i]].tobytes())
         return path, int(self.labels[i])
-
-
-def _plain(path: bytes) -> bytes:
-    """Return a path without empty parts and parts ``.``."""
-    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
-    return b"/" * path.startswith(b"/") + b"/".join(parts)
 
 
 @dataclass

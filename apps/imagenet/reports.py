@@ -20,7 +20,7 @@ from chainermn.datasets.names import shown
 from chainermn.datasets.overview import draw_examples, show_classes
 from chainermn.extensions import BestModel, TensorBoardReport, TerminalReport, Throughput
 from chainermn.files import atomic_write
-from data import ImageList, ToBatch, Unreadable
+from data import ImageList, Images, ToBatch, Unreadable
 from inspection import told
 
 ACCURACY = "validation/main/accuracy"
@@ -93,7 +93,7 @@ def show_images(
     names: Sequence[str],
     train: Source,
     validation: Source,
-    images: Sequence[object],
+    images: Images | Sequence[tuple[np.ndarray, np.ndarray] | Unreadable],
     lines: Sequence[str] = (),
     most: int = 15,
 ) -> None:
@@ -105,7 +105,7 @@ def show_images(
     names : sequence of str
         Names of the classes.
     train, validation : batches.Source
-    images : sequence
+    images : Images or sequence
         Training examples, as the network sees them.
     lines : sequence of str
         What else to print.
@@ -123,13 +123,13 @@ def show_images(
             return np.full((example.size, example.size), 255, np.uint8)
         return example[0].transpose(1, 2, 0)
 
-    if not isinstance(train, ImageList) or not isinstance(validation, ImageList):
+    if not isinstance(images, Images) or not isinstance(validation, ImageList):
         print(*lines, sep="\n", flush=True)
         readable = [i for i, example in enumerate(images) if not isinstance(example, Unreadable)]
         titles = [f"{images[i][1]} {shown(names[images[i][1]])}" for i in readable]
         draw_examples(Path(out, "examples.png"), list(map(picture, readable)), titles)
         return
-    if shared := train.count_shared(validation):
+    if shared := train.count_shared(validation, images.root):
         lines.append(f"{shared} images are listed both to train and to validate with")
     absent = np.setdiff1d(np.arange(len(names)), train.labels)
     if absent.tolist() == [0]:

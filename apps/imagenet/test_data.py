@@ -224,6 +224,14 @@ def test_images_that_are_listed_twice(app, tmp_path):
     second.write_text("c.jpg 0\n./b.jpg 2\n")
     with pytest.raises(ValueError, match=f"^{first}:2: 'b.jpg' has label 0 .* 2 in {second}:2"):
         train.count_shared(app.data.ImageList.read(second))
+    first.write_text(f"a.jpg 1\n{tmp_path}/link/../b.jpg 1\n")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "link").symlink_to("root/c")
+    second.write_text(f"root/../a.jpg 1\nb.jpg 1\n{tmp_path}/c.jpg 1\n")
+    train, val = (app.data.ImageList.read(path) for path in (first, second))
+    for root in (tmp_path / "root", tmp_path / "root/../root"):
+        assert val.count_shared(train, root) == 2
+    assert train.count_shared(app.data.ImageList([f"{tmp_path}/a.jpg"], [1]), tmp_path) == 1
     second.write_text("a.jpg 1\nb.jpg 1\n.//a.jpg 2\n")
     with pytest.raises(ValueError, match=f"^{second}:3: 'a.jpg' has label 2 .* 1 in {second}:1"):
         app.data.ImageList.read(second)
@@ -236,7 +244,7 @@ def test_images_that_are_listed_twice(app, tmp_path):
         ("a.jpg 1\nb.jpg\n", "list.txt:2: expected 'path label', got b'b.jpg"),
         ("a.jpg -1\n", "list.txt:1"),
         ("a.jpg 1\n\n", "list.txt:2"),
-        ("a\0.jpg 1\n", "list.txt:1: expected 'path label', got b'a.x00.jpg 1"),
+        ("a\0.jpg 1\n", "list.txt:1: expected 'path label', got b'a.x00.jpg 1.*iconv -f UTF-16"),
         ("a.jpg 100000\n", "list.txt:1: expected a class less than .* 100000, got 100000"),
         (f"a.jpg {'9' * 4190}\n", "list.txt:1: expected a class less than .* 100000, got 9"),
         (f"b.jpg 1\n{'a' * 4200} 1\n", "list.txt:2: expected a line of at most 4200 bytes"),
@@ -282,16 +290,18 @@ def test_list_must_not_lead_out_of_the_root(app, root, path, tmp_path):
 
 def test_list_may_lead_round_within_the_root(app, root, tmp_path):
     (tmp_path / "alias").symlink_to(root)
-    lines = f"a/../a/x.png 0\n{root}/a/x.png 1\ninner/x.png 2\n{tmp_path}/alias/a/x.png 3\n"
-    (tmp_path / "list.txt").write_text(lines)
+    lines = f"a/../a/x.png 2\n{root}/a/x.png 2\ninner/x.png 2\n{tmp_path}/alias/a/x.png 2\n"
+    source = tmp_path / "list.txt"
+    source.write_text(lines)
     for name in ("root", "alias"):
-        listed = app.data.ImageList.read(tmp_path / "list.txt", tmp_path / name)
-        assert [label for _, label in app.data.Images(listed, tmp_path / name, 24)[:]] == [
-            0,
-            1,
-            2,
-            3,
-        ]
+        listed = app.data.ImageList.read(source, tmp_path / name)
+        images = app.data.Images(listed, tmp_path / name, 24)[:]
+        assert [label for _, label in images] == [2] * 4
+    source.write_text(f"{lines}{tmp_path}/alias/inner/x.png 3\n")
+    with pytest.raises(
+        ValueError, match=f"^{source}:5: 'a/x.png' has label 3 here, and 2 in .*:1"
+    ):
+        app.data.ImageList.read(source, root)
 
 
 def test_files_that_are_links_or_pipes(app, root, tmp_path):
