@@ -1,6 +1,7 @@
 """Ranks, images, network and optimizer of a training, from the arguments."""
 
 import argparse
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,7 @@ def describe(
     has_names = classes.exists() or args.classes
     if has_names:
         names = read_names(classes, data.MOST_CLASSES)
+        check_order(names, classes)
         for path, source in ((args.train, train), (args.val, validation)):
             check_labels(source.labels, names, path)
     else:
@@ -116,6 +118,23 @@ def describe(
         "classes": names,
         **about,
     }
+
+
+def check_order(names: list[str], source: Path) -> None:
+    """Raise ValueError if lines have more than names, which says that they are in another order."""
+    if all("\t" in name for name in names):
+        raise ValueError(
+            f"{source}: expected names in the order of the labels, got lines with tabs: lines "
+            "FOLDER<tab>NAME are for prepare.py --classes, which writes classes.txt"
+        )
+    numbers = [int(found[1]) for name in names if (found := re.match(r"(\d{1,9})[ :,]", name))]
+    # Folders without leading zeros are sorted as text, and so are their names.
+    if len(numbers) == len(names) and numbers != sorted(numbers) and names != sorted(names):
+        raise ValueError(
+            f"{source}: line 1 is the name of class 0, line 2 that of class 1, and so on, got "
+            f"lines numbered {', '.join(map(str, numbers[:5]))}: sort them, if these are labels, "
+            "or else remove the numbers"
+        )
 
 
 def create_network(

@@ -93,6 +93,7 @@ def find_images(
             f"{shown(parent)} has only {listing(classes)}, which seem to be parts of a data set, "
             f"not classes: name the one to train with, such as --train {shlex.quote(example)}"
         )
+    check_meant(parent, classes)
     if validation:
         check_apart(parent, classes, validation)
     numbers = {name: number for number, name in enumerate(classes)}
@@ -160,6 +161,18 @@ def list_classes(
         (path, numbers[name]) for name, part in found.items() for path in in_order(part.files)
     ]
     return pairs, found
+
+
+def check_meant(parent: Path, classes: list[str]) -> None:
+    """Raise ValueError if the folder of a class is something else."""
+    for name in classes:
+        if not PARTS.isdisjoint(words(name)):
+            inner = sorted(set(classes).intersection(find_folders(parent / name)))
+            if inner:
+                raise ValueError(
+                    f"{shown(parent / name)} has folders of other classes ({listing(inner)}), so "
+                    f"it seems to be a part of a data set: move it out of {shown(parent)}"
+                )
 
 
 def check_apart(parent: Path, classes: list[str], validation: Path) -> None:

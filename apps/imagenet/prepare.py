@@ -10,8 +10,10 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shlex
 import socket
+import unicodedata
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -140,14 +142,16 @@ def name_classes(folders: list[str], path: Path) -> list[str]:
     Raises
     ------
     OSError, ValueError
-        Also if the names are probably in another order than the folders.
+        Also if only some lines begin with a folder, or if the names are probably in another order
+        than the folders.
     """
     lines = read_names(path)
     if len(lines) != len(folders):
         raise ValueError(f"{path} has {len(lines)} lines for {len(folders)} classes")
-    if all("\t" in line for line in lines):
-        named = dict(line.split("\t", 1) for line in lines)
-        if missing := sorted(set(folders).difference(named)):
+    known = {unicodedata.normalize("NFC", folder): folder for folder in folders}
+    named = dict(folder_and_name(line, known) for line in lines)
+    if any(named) or any("\t" in line for line in lines):
+        if missing := [folder for folder in folders if folder not in named]:
             raise ValueError(
                 f"{path}: expected a line FOLDER<tab>NAME for each folder, got none for "
                 f"{layouts.listing(missing)}"
@@ -160,6 +164,15 @@ def name_classes(folders: list[str], path: Path) -> list[str]:
             "FOLDER<tab>NAME, in any order, or call the folders 01, 02, ..."
         )
     return lines
+
+
+def folder_and_name(line: str, known: dict[str, str]) -> tuple[str, str]:
+    """Return the folder that a line begins with, or else nothing, and the name that follows."""
+    ends = [found.start() for found in re.finditer(r"[\t ]|\Z", line)]
+    for end in reversed(ends):
+        if folder := known.get(unicodedata.normalize("NFC", line[:end])):
+            return folder, line[end + 1 :] or folder
+    return "", line
 
 
 def look_at(

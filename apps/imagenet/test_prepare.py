@@ -373,6 +373,19 @@ def test_words_of_parts_are_no_classes(app, tmp_path):
     assert (found.classes, found.beside) == (["a", "b"], [tmp_path / "Seg-TEST"])
 
 
+def test_parts_of_a_data_set_beside_its_classes(app, tmp_path):
+    for name in ("cat/0.png", "cat/1.png", "dog/2.png", "val/cat/3.png", "my_test/dog/4.png"):
+        write_image(tmp_path / name, 0)
+    message = r"my_test has folders of other classes .dog., .*: move it out of"
+    for hold_out in (None, 0.5):
+        with pytest.raises(ValueError, match=message):
+            app.layouts.find_images(tmp_path, hold_out=hold_out)
+    (tmp_path / "my_test/dog").rename(tmp_path / "my_test/small")
+    assert app.layouts.find_images(tmp_path).classes == ["cat", "dog", "my_test"]
+    with pytest.raises(ValueError, match=r"val has folders of other classes .cat."):
+        app.layouts.find_images(tmp_path, hold_out=0.5)
+
+
 def test_all_folders_are_classes_also_beside_synsets(app, tmp_path):
     for name in ("n01440764/0.png", "n01440764/1.png", "dog/0.png", "dog/1.png", "loose.png"):
         write_image(tmp_path / name, 0)
@@ -405,7 +418,7 @@ def test_classes_that_can_hardly_be_read(app, tmp_path):
 
 def test_two_folders_that_are_one(app, animals):
     (animals / "zoo").symlink_to("zebra")
-    with pytest.raises(ValueError, match=r"zoo and .*zebra are the same folder"):
+    with pytest.raises(ValueError, match=r"zebra and .*zoo are the same folder"):
         app.layouts.find_images(animals, hold_out=0.5)
 
 
@@ -422,6 +435,10 @@ def test_names_of_numbered_folders(app, tmp_path):
     file, folders = tmp_path / "names.txt", ["1", "10", "2"]
     for content, expected in (
         ("2\ttwo\n1\tone\n10\tten\n", ["one", "ten", "two"]),
+        ("2 two\n1 1 one\n10\n", ["1 one", "10", "two"]),
+        ("2\ttwo\n1 one\n10\tten\n", ["one", "ten", "two"]),
+        ("2\ttwo\none\n10\tten\n", "expected a line .* for each folder, got none for 1"),
+        ("1\none\n2\n", "expected a line .* for each folder, got none for 10"),
         ("one\nten\ntwo\n", "sorted 1, 10, 2; people count 1, 2, 10"),
         ("1\tone\n1\tone\n10\tten\n", "expected a line .* for each folder, got none for 2"),
         ("one\n\nthree\n", "names.txt:2: expected the name of a class, got a blank line"),
@@ -434,6 +451,12 @@ def test_names_of_numbered_folders(app, tmp_path):
             app.prepare.name_classes(folders, file)
     file.write_text("one\ntwo\nten\n")
     assert app.prepare.name_classes(["01", "02", "10"], file) == ["one", "two", "ten"]
+
+
+def test_names_of_folders_in_another_order(app, tmp_path):
+    file, folders = tmp_path / "names.txt", ["big cat", "cow", "dog", "e\u0301lan"]
+    file.write_text("dog\nbig cat Lion\n\u00e9lan\tmoose\ncow\n", encoding="utf-8")
+    assert app.prepare.name_classes(folders, file) == ["Lion", "cow", "dog", "moose"]
 
 
 @pytest.mark.mpi(2, timeout=LIMIT)

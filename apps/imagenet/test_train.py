@@ -79,6 +79,21 @@ def test_mean_image_of_the_original_example_is_described(app, tmp_path):
     }
 
 
+def test_names_in_another_order_than_the_labels(app, tmp_path):
+    names, listed = tmp_path / "names.txt", app.data.ImageList(["a.jpg", "b.jpg"], [0, 2])
+    args = parse(app, "--classes", str(names), "a.txt", "b.txt")
+    for content, message in (
+        ("cat\tCat\ndog\tDog\ncow\tCow\n", "FOLDER<tab>NAME are for prepare.py --classes"),
+        ("2 cow\n0 cat\n1 dog\n", "got lines numbered 2, 0, 1: sort them"),
+    ):
+        names.write_text(content)
+        with pytest.raises(ValueError, match=f"{names}: .*{message}"):
+            app.job.describe(args, listed, listed)
+    for accepted in (["0 cat", "1 dog", "2 cow"], ["1", "10", "2"], ["1 cat", "10 dog", "2 cow"]):
+        names.write_text("\n".join(accepted))
+        assert app.job.describe(args, listed, listed)["classes"] == accepted
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

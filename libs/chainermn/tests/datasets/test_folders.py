@@ -97,7 +97,12 @@ def test_classes_that_cannot_be_meant_are_refused(tmp_path):
     ):
         find_classes(tmp_path, ["cat", "cow"], {".jpg"}, lambda ending: "convert")
     (tmp_path / "dog").symlink_to("cat")
-    with pytest.raises(ValueError, match=r"/dog and .*/cat are the same folder$"):
+    with pytest.raises(ValueError, match=r"/cat and .*/dog are the same folder .one is a link"):
+        find_classes(tmp_path, ["cat", "dog"], {".jpg"})
+    (tmp_path / "dog").unlink()
+    make(tmp_path, {("dog", "d.jpg")})
+    (tmp_path / "cat/more").symlink_to("../dog")
+    with pytest.raises(ValueError, match=r"/cat/more and .*/dog are the same folder"):
         find_classes(tmp_path, ["cat", "dog"], {".jpg"})
     with pytest.raises(ValueError, match=r"animals has one class, cat, which would always be"):
         check_classes("animals", {"cat": Found(["a.jpg"])})

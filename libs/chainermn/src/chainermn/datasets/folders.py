@@ -145,30 +145,7 @@ def find_files(
     ...     print(found.files, found.ignored, found.hidden)
     ['./a.jpg', './b.JPG'] {'.heic': ['./c.HEIC']} 1
     """
-    found, seen = Found(), dict[str, str]()
-    for place, inner, names in os.walk(folder, followlinks=True, onerror=_refuse):
-        real = os.path.realpath(place)
-        if real in seen:
-            raise ValueError(
-                f"{shown(seen[real])} and {shown(place)} are the same folder (one is a link): "
-                "remove one"
-            )
-        seen[real] = place
-        visible = sorted(name for name in inner if not is_hidden(name))
-        for name in set(inner).difference(visible):
-            found.hidden += sum(1 for _ in _all_files(os.path.join(place, name)))
-        inner[:] = visible if below else []
-        begin = os.path.join(place, "")
-        for name in sorted(names):
-            dot = name.rfind(".")
-            ending = name[dot:].lower() if dot > 0 else ""
-            if is_hidden(name):
-                found.hidden += 1
-            elif ending in endings:
-                found.files.append(begin + name)
-            else:
-                found.ignored.setdefault(ending, []).append(begin + name)
-    return found
+    return _find(folder, endings, below, {})
 
 
 def find_folders(folder: str | os.PathLike[str]) -> list[str]:
@@ -217,7 +194,7 @@ def find_classes(
     OSError
         If a folder cannot be read, or has no such file.
     ValueError
-        If two folders are the same, or a link leads round in a circle.
+        If two folders are the same, also below those of two classes, because one is a link.
 
     Examples
     --------
@@ -231,13 +208,10 @@ def find_classes(
     ...     print({name: part.files for name, part in found.items()})
     {'cat': ['./cat/0.png'], 'dog': ['./dog/0.png']}
     """
-    found, known = dict[str, Found](), dict[str, str]()
+    found, seen = dict[str, Found](), dict[str, str]()
     for name in names:
         folder = os.path.join(parent, name)
-        other = known.setdefault(os.path.realpath(folder), folder)
-        if other != folder:
-            raise ValueError(f"{shown(folder)} and {shown(other)} are the same folder")
-        found[name] = find_files(folder, endings)
+        found[name] = _find(folder, endings, True, seen)
         if not found[name].files:
             besides = found[name].besides(hint)
             raise FileNotFoundError(f"{shown(folder)} contains no image{besides}")
@@ -297,6 +271,35 @@ def is_hidden(name: str) -> bool:
     (True, False)
     """
     return name.startswith(".") or name.lower() in _SYSTEM
+
+
+def _find(
+    folder: str | os.PathLike[str], endings: Collection[str], below: bool, seen: dict[str, str]
+) -> Found:
+    found = Found()
+    for place, inner, names in os.walk(folder, followlinks=True, onerror=_refuse):
+        real = os.path.realpath(place)
+        if real in seen:
+            raise ValueError(
+                f"{shown(seen[real])} and {shown(place)} are the same folder (one is a link): "
+                "remove one"
+            )
+        seen[real] = place
+        visible = sorted(name for name in inner if not is_hidden(name))
+        for name in set(inner).difference(visible):
+            found.hidden += sum(1 for _ in _all_files(os.path.join(place, name)))
+        inner[:] = visible if below else []
+        begin = os.path.join(place, "")
+        for name in sorted(names):
+            dot = name.rfind(".")
+            ending = name[dot:].lower() if dot > 0 else ""
+            if is_hidden(name):
+                found.hidden += 1
+            elif ending in endings:
+                found.files.append(begin + name)
+            else:
+                found.ignored.setdefault(ending, []).append(begin + name)
+    return found
 
 
 def _all_files(folder: str) -> Iterator[str]:
