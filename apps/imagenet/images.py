@@ -16,7 +16,7 @@ from chainermn.files import open_regular
 Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels
 Chooser = Callable[[int, int], Box]  # from width and height to the box to cut out
 
-HINT = "--allow-outside takes paths and links that lead out of --root"
+HINT = "--allow-outside takes paths and links that do"
 
 
 def leads_out(path: str | Path, root: Path) -> bool:

@@ -121,7 +121,7 @@ def describe(
 
 
 def check_order(names: list[str], source: Path) -> None:
-    """Raise ValueError if lines have more than names, which says that they are in another order."""
+    """Raise ValueError if lines say that their names are in another order than the labels."""
     if all("\t" in name for name in names):
         raise ValueError(
             f"{source}: expected names in the order of the labels, got lines with tabs: lines "

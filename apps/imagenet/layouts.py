@@ -24,6 +24,7 @@ PARTS = {
     *("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"),
     *("holdout", "trainset", "testset", "valset"),
 }
+WRITTEN = ("mean.json", "model.json", "run.json")  # by prepare.py and train.py
 AS_IT_IS = "--as-it-is takes it nevertheless"
 
 Labeled = Sequence[tuple[str | Path, int]]
@@ -38,7 +39,7 @@ class DataSet:
     train: Labeled
     val: Labeled
     found: Found = field(default_factory=Found)  # what was left out
-    beside: list[Path] = field(default_factory=list)  # folders that were not searched
+    notes: list[str] = field(default_factory=list)  # what may be meant in another way
 
 
 def find_images(
@@ -49,6 +50,7 @@ def find_images(
     hold_out: float | None = None,
     seed: int = 0,
     as_it_is: bool = False,
+    out: Path | None = None,
 ) -> DataSet:
     """Find a data set with a folder of training images per class.
 
@@ -68,6 +70,8 @@ def find_images(
         Seed that decides which images are held out.
     as_it_is : bool
         Whether to accept a single class, and classes with hardly a file that can be read.
+    out : path, optional
+        Folder for the lists, which must not be among those of the classes.
 
     Raises
     ------
@@ -93,12 +97,11 @@ def find_images(
             f"{shown(parent)} has only {listing(classes)}, which seem to be parts of a data set, "
             f"not classes: name the one to train with, such as --train {shlex.quote(example)}"
         )
-    check_meant(parent, classes)
+    check_meant(parent, classes, out)
     if validation:
         check_apart(parent, classes, validation)
     numbers = {name: number for number, name in enumerate(classes)}
     training, of_classes = list_classes(parent, classes, numbers)
-    beside = [path for path in siblings(parent, root) if path != validation]
     parts = [find_files(parent, (), below=False), *of_classes.values()]
     if validation is None:
         training, held_out = split(training, len(classes), hold_out, seed)
@@ -107,7 +110,7 @@ def find_images(
         parts += [find_files(validation, (), below=False), *found.values()]
     else:
         parts.append(find_files(validation, pictures.endings()))
-        files = in_order(parts[-1].files)
+        files = parts[-1].files
         if not files:
             raise FileNotFoundError(f"{shown(validation)} contains no image{advice(parts[-1])}")
         truth = ground_truth or find(root, None, ilsvrc.GROUND_TRUTHS)
@@ -119,7 +122,10 @@ def find_images(
             check_classes(parent, of_classes, pictures.hint)
         except ValueError as error:
             raise ValueError(f"{error}. {AS_IT_IS}") from None
-    return DataSet(root, classes, training, held_out, Found.joined(parts), beside)
+    notes = deeper(parent, of_classes)
+    if beside := [str(path) for path in siblings(parent, root) if path != validation]:
+        notes.append(f"left out: folders beside those of the classes: {listing(beside)}")
+    return DataSet(root, classes, training, held_out, Found.joined(parts), notes)
 
 
 def find(folder: Path, given: str | None, usual: tuple[str, ...], hint: str = "") -> Path:
@@ -157,15 +163,22 @@ def list_classes(
                 f"{shown(parent / name)} is none of the classes of the training images"
             )
     found = find_classes(parent, classes, pictures.endings(), pictures.hint)
-    pairs = [
-        (path, numbers[name]) for name, part in found.items() for path in in_order(part.files)
-    ]
-    return pairs, found
+    return [(path, numbers[name]) for name, part in found.items() for path in part.files], found
 
 
-def check_meant(parent: Path, classes: list[str]) -> None:
+def check_meant(parent: Path, classes: list[str], out: Path | None) -> None:
     """Raise ValueError if the folder of a class is something else."""
+    if out and Path(os.path.realpath(parent)) in Path(os.path.realpath(out)).parents:
+        raise ValueError(
+            f"--out {shown(out)} is in {shown(parent)}, where each folder is a class: give another"
+        )
     for name in classes:
+        for made in WRITTEN:
+            if (parent / name / made).is_file():
+                raise ValueError(
+                    f"{shown(parent / name)} seems to be no class but what a program has written "
+                    f"(it has {made}): move it out of {shown(parent)}"
+                )
         if not PARTS.isdisjoint(words(name)):
             inner = sorted(set(classes).intersection(find_folders(parent / name)))
             if inner:
@@ -188,14 +201,21 @@ def check_apart(parent: Path, classes: list[str], validation: Path) -> None:
             )
 
 
+def deeper(parent: Path, found: dict[str, Found]) -> list[str]:
+    """Return a line on a class whose images lie in several folders, which may be the classes."""
+    for name, part in found.items():
+        folder = os.path.join(parent, name)
+        inner = sorted({os.path.dirname(path) for path in part.files})
+        if len(inner) > 1 and folder not in inner:
+            example = shown(os.path.relpath(inner[0], parent))
+            where = f"lie in {len(inner)} folders below it, such as {example}"
+            return [f"images of {shown(name)} {where}: all of them are one class"]
+    return []
+
+
 def advice(found: Found) -> str:
     """Return what else a folder has, and what to do about it."""
     return found.besides(pictures.hint)
-
-
-def in_order(paths: list[str]) -> list[str]:
-    """Return paths sorted by the names of their folders, then by their own."""
-    return sorted(paths, key=lambda path: path.split("/"))
 
 
 def words(name: str) -> list[str]:

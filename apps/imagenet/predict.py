@@ -83,7 +83,7 @@ def list_files(path: Path) -> list[Path]:
         raise FileNotFoundError(f"{shown(path)} contains no image{layouts.advice(found)}")
     for line in found.left_out(pictures.hint):
         print(line, file=sys.stderr)
-    return [Path(file) for file in layouts.in_order(found.files)]
+    return [Path(file) for file in found.files]
 
 
 def recognize(

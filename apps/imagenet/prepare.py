@@ -99,7 +99,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def find(args: argparse.Namespace) -> layouts.DataSet:
     """Find the images, according to the options."""
-    options = ("train", "val", "ground_truth", "hold_out", "seed", "as_it_is")
+    options = ("train", "val", "ground_truth", "hold_out", "seed", "as_it_is", "out")
     return layouts.find_images(args.folder, **{name: getattr(args, name) for name in options})
 
 
@@ -188,18 +188,19 @@ def look_at(
     -------
     ImageList
         The list.
-    array of int64, shape (images, 2)
-        Sizes and times of the files.
+    array of int64, shape (images, 3)
+        Sizes and times of the files, and their numbers on the disk.
     dict of str
         Why images cannot be read, by their numbers.
     """
     begin, end = chainermn.scatter_index(len(listed), comm, force_equal_length=False)
-    stamps, problems = np.zeros((end - begin, 2), np.int64), Problems()
+    stamps, problems = np.zeros((end - begin, 3), np.int64), Problems()
     show = Progress(end - begin, what) if comm.rank == 0 else None
     for i in range(begin, end):
         path = os.path.join(root, listed[i][0])
         try:
-            stamps[i - begin] = inspection.stamp_of(os.stat(path))
+            status = os.stat(path)
+            stamps[i - begin] = *inspection.stamp_of(status), status.st_ino & (1 << 63) - 1
             read(path, root if listed.confined else None)
         except Exception as error:  # Pillow's decoders raise all kinds of exceptions
             host = socket.gethostname()
@@ -230,10 +231,8 @@ def finish(
     sums: Sums,
 ) -> None:
     """Say what is in the lists and what is not, and write everything; the lists come last."""
-    left_out = found.found.left_out(pictures.hint)
-    if found.beside:
-        beside = layouts.listing(list(map(str, found.beside)))
-        left_out.append(f"left out: folders beside those of the classes: {beside}")
+    check_files(looked_at)
+    left_out = found.found.left_out(pictures.hint) + found.notes
     lists, stamps = [], []
     problems = [reason for _, _, part in looked_at for reason in part.values()]
     if problems and not args.skip_unreadable:
@@ -246,7 +245,7 @@ def finish(
             raise OSError(f"{listed.source}: none of its images can be read")
         lists.append(listed.take(left) if unreadable else listed)
         lists[-1].lines = np.arange(1, len(left) + 1, dtype=np.int32)
-        stamps.append(seen[left])
+        stamps.append(seen[left, :2])
     train, val = lists
     before, after = (
         np.bincount(listed.labels, minlength=len(names)) for listed in (looked_at[0][0], train)
@@ -276,8 +275,26 @@ def finish(
     for color, value in zip(("red", "green", "blue"), statistics["deviation"], strict=True):
         if value == 1:
             print(f"{color} is the same everywhere: its deviation counts as 1")
-    files = "train.txt,val.txt,classes.txt,mean.json,examples.png"
+    files = "{train,val}.txt{,.sizes.npy},classes.txt,mean.json,examples.png"
     print(f"written: {args.out.resolve()}/{{{files}}}")
+
+
+def check_files(looked_at: list[tuple[ImageList, np.ndarray, Problems]]) -> None:
+    """Raise ValueError if a link gives a file another label.
+
+    Numbers on disks count per disk, so files are the same only if sizes and times are, too.
+    """
+    seen = np.concatenate([seen for _, seen, _ in looked_at])
+    labels = np.concatenate([listed.labels for listed, _, _ in looked_at])
+    order = np.lexsort(seen.T)
+    seen, labels = seen[order], labels[order]
+    is_same = (seen[1:] == seen[:-1]).all(axis=1) & (seen[1:, 2] > 0)
+    for i in np.flatnonzero(is_same & (labels[1:] != labels[:-1]))[:1]:
+        paths = [listed[n][0] for listed, _, _ in looked_at for n in range(len(listed))]
+        one, other = (shown(paths[n]) for n in order[i : i + 2])
+        raise ValueError(
+            f"{one} and {other} are the same file (one is a link), in two classes: remove one"
+        )
 
 
 def remove_if_empty(folder: Path, rank: int) -> None:

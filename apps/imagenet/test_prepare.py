@@ -370,7 +370,8 @@ def test_words_of_parts_are_no_classes(app, tmp_path):
         app.layouts.find_images(tmp_path, hold_out=0.5)
     write_image(tmp_path / "seg_train/a/3.png", 0)
     found = app.layouts.find_images(tmp_path, train="seg_train", hold_out=0.5)
-    assert (found.classes, found.beside) == (["a", "b"], [tmp_path / "Seg-TEST"])
+    left_out = f"left out: folders beside those of the classes: {tmp_path}/Seg-TEST"
+    assert (found.classes, found.notes) == (["a", "b"], [left_out])
 
 
 def test_parts_of_a_data_set_beside_its_classes(app, tmp_path):
@@ -414,6 +415,39 @@ def test_classes_that_can_hardly_be_read(app, tmp_path):
     with pytest.raises(ValueError, match=r"has one class, dog, .* --as-it-is"):
         (tmp_path / "cat").rename(tmp_path / ".cat")
         app.layouts.find_images(tmp_path, hold_out=0.5)
+
+
+def test_what_programs_have_written_is_no_class(app, animals):
+    message = "--out .*/lists is in .*animals, where each folder is a class"
+    with pytest.raises(ValueError, match=message):
+        app.layouts.find_images(animals, hold_out=0.5, out=animals / "lists")
+    assert app.layouts.find_images(animals, hold_out=0.5, out=animals).notes == []
+    write_image(animals / "result/examples.png", 0)
+    (animals / "result/run.json").touch()
+    with pytest.raises(ValueError, match=r"result seems to be no class .*it has run.json"):
+        app.layouts.find_images(animals, hold_out=0.5)
+
+
+def test_folders_of_classes_that_lie_deeper_are_told(app, tmp_path):
+    for name in ("animals/cat/0.png", "animals/dog/1.png", "cars/2.png", "cars/old/3.png"):
+        write_image(tmp_path / name, 0)
+    assert app.layouts.find_images(tmp_path, hold_out=0.5).notes == [
+        "images of animals lie in 2 folders below it, such as animals/cat: all of them are one "
+        "class"
+    ]
+
+
+@pytest.mark.mpi(2, timeout=LIMIT)
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_links_to_a_file_of_another_class(app, fails, on_rank_0, animals, shared_tmp_path, link):
+    def make() -> None:
+        link(animals / "ant eater/new.PNG", animals / "zebra/zebra 01.PNG")
+
+    on_rank_0(make)
+    error = fails(app.prepare.main, animals, "--hold-out", 0.2, "--out", shared_tmp_path / "out")
+    assert "zebra/zebra 01.PNG" in error
+    assert "ant eater/new.PNG" in error
+    assert "are the same file (one is a link), in two classes" in error
 
 
 def test_two_folders_that_are_one(app, animals):

@@ -104,6 +104,9 @@ def test_classes_that_cannot_be_meant_are_refused(tmp_path):
     (tmp_path / "cat/more").symlink_to("../dog")
     with pytest.raises(ValueError, match=r"/cat/more and .*/dog are the same folder"):
         find_classes(tmp_path, ["cat", "dog"], {".jpg"})
+    make(tmp_path, {("caf\u00e9", "a.jpg"), ("cafe\u0301", "a.jpg")})
+    with pytest.raises(ValueError, match=r"'caf\\xe9' and 'cafe\\u0301' look alike"):
+        find_classes(tmp_path, ["caf\u00e9", "cafe\u0301"], {".jpg"})
     with pytest.raises(ValueError, match=r"animals has one class, cat, which would always be"):
         check_classes("animals", {"cat": Found(["a.jpg"])})
     few = Found(["a.jpg"], {"": ["b"] * 9})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -194,7 +195,8 @@ def find_classes(
     OSError
         If a folder cannot be read, or has no such file.
     ValueError
-        If two folders are the same, also below those of two classes, because one is a link.
+        If two folders are the same, also below those of two classes, because one is a link; or if
+        two names look alike, as their letters with accents are encoded in two ways.
 
     Examples
     --------
@@ -208,9 +210,14 @@ def find_classes(
     ...     print({name: part.files for name, part in found.items()})
     {'cat': ['./cat/0.png'], 'dog': ['./dog/0.png']}
     """
-    found, seen = dict[str, Found](), dict[str, str]()
+    found, seen, known = dict[str, Found](), dict[str, str](), dict[str, str]()
     for name in names:
         folder = os.path.join(parent, name)
+        other = known.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            raise ValueError(
+                f"{shown(parent)}: the folders {other!a} and {name!a} look alike: rename one"
+            )
         found[name] = _find(folder, endings, True, seen)
         if not found[name].files:
             besides = found[name].besides(hint)
