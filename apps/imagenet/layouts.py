@@ -184,7 +184,7 @@ def check_meant(parent: Path, classes: list[str], out: Path | None) -> None:
             if inner:
                 raise ValueError(
                     f"{shown(parent / name)} has folders of other classes ({listing(inner)}), so "
-                    f"it seems to be a part of a data set: move it out of {shown(parent)}"
+                    f"it seems to be part of a data set: move it out of {shown(parent)}"
                 )
 
 

@@ -275,7 +275,7 @@ def finish(
     for color, value in zip(("red", "green", "blue"), statistics["deviation"], strict=True):
         if value == 1:
             print(f"{color} is the same everywhere: its deviation counts as 1")
-    files = "{train,val}.txt{,.sizes.npy},classes.txt,mean.json,examples.png"
+    files = "train.txt,val.txt,*.sizes.npy,classes.txt,mean.json,examples.png"
     print(f"written: {args.out.resolve()}/{{{files}}}")
 
 
