@@ -1,5 +1,6 @@
 """Labeled image files: lists, the examples made from them, and batches."""
 
+import codecs
 import hashlib
 import math
 import os
@@ -29,9 +30,6 @@ MOST_CLASSES = 100_000
 # Bytes of a line in a list: no path has more than 4096, and int() takes as many digits.
 LONGEST_LINE = 4200
 LARGEST_MEAN = 1 << 26  # bytes of a file; that of Chainer's example has less than a million
-
-
-BOM = b"\xef\xbb\xbf"
 
 
 class ImageList:
@@ -105,7 +103,7 @@ class ImageList:
         root = None if root is None else Path(root).resolve()
         for number, line in enumerate(lines, 1):
             if number == 1:
-                line = line.removeprefix(BOM)
+                line = line.removeprefix(codecs.BOM_UTF8)
             rest = line.rstrip(b" \t\r\n")
             name, _, label = rest.rpartition(b" ")
             if not label.isdigit():

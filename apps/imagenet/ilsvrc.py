@@ -6,10 +6,10 @@ import os
 import re
 import struct
 import zlib
+from codecs import BOM_UTF8
 from pathlib import Path
 
 from chainermn.files import read_bytes
-from data import BOM
 
 MOST_BYTES = 1 << 23  # of meta.mat, and of what is in it
 MOST_BYTES_OF_TEXT = 1 << 26
@@ -90,7 +90,7 @@ def read_development_kit(path: Path) -> dict[int, str]:
 
 
 def _lines(path: Path) -> list[str]:
-    content = read_bytes(path, MOST_BYTES_OF_TEXT).removeprefix(BOM)
+    content = read_bytes(path, MOST_BYTES_OF_TEXT).removeprefix(BOM_UTF8)
     return [os.fsdecode(line.removesuffix(b"\r")) for line in content.split(b"\n")]
 
 

@@ -14,6 +14,7 @@ import re
 import shlex
 import socket
 import unicodedata
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ from chainermn.datasets.names import (
 )
 from chainermn.files import atomic_write, optional_path
 from chainermn.progress import Progress
-from data import BOM, ImageList, Images, Sums
+from data import ImageList, Images, Sums
 
 Problems = dict[int, str]  # what is wrong with an image, by its number in a list
 
@@ -121,7 +122,7 @@ def make_lists(
         lines = (b"%b %d\n" % pair for pair in zip(relative, labels, strict=True))
         root = None if args.allow_outside else found.root
         # A mark in the first path would be taken for one of the file.
-        lines = (BOM + line if i == 0 else line for i, line in enumerate(lines))
+        lines = (BOM_UTF8 + line if i == 0 else line for i, line in enumerate(lines))
         lists.append(ImageList.parse(lines, args.out / f"{part}.txt", root))
     return names, *lists
 
@@ -261,7 +262,7 @@ def finish(
             file = written.enter_context(write(listed.source))
             pairs = (listed[i] for i in range(len(listed)))
             content = b"".join(b"%b %d\n" % (os.fsencode(path), label) for path, label in pairs)
-            file.write(BOM * content.startswith(BOM) + content)
+            file.write(BOM_UTF8 * content.startswith(BOM_UTF8) + content)
             file = written.enter_context(write(inspection.index_path(listed.source)))
             inspection.write_index(file, listed, seen)
         statistics = sums.statistics()

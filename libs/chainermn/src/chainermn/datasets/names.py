@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,6 @@ __all__ = [
     "write_names",
 ]
 
-_BOM = b"\xef\xbb\xbf"
 _MOST_BYTES = 1 << 26
 # U+200C and U+200D, as in Persian, Hindi and emoji. Elsewhere they would make equal-looking names.
 _JOINERS = re.compile(r"(?<=[^\0-\x7f])[\u200c\u200d](?=[^\0-\x7f])")
@@ -84,7 +84,7 @@ def parse_names(content: bytes, source: str | os.PathLike[str], most: int = 100_
             f"{source}: expected lines that end with LF or CRLF, got CR: "
             "tr '\\r' '\\n' < FILE > NEW converts it"
         )
-    lines = content.removeprefix(_BOM).split(b"\n")
+    lines = content.removeprefix(BOM_UTF8).split(b"\n")
     if not lines[-1]:
         lines.pop()
     if not 1 <= len(lines) <= most:
@@ -135,7 +135,7 @@ def format_names(names: Sequence[str], source: str | os.PathLike[str]) -> bytes:
             raise ValueError(f"{source}: no line can hold the name {name!a}: rename it")
     content = os.fsencode("".join(f"{name}\n" for name in names))
     # Or a mark that belongs to the first name would be lost.
-    return _BOM * content.startswith(_BOM) + content
+    return BOM_UTF8 * content.startswith(BOM_UTF8) + content
 
 
 def check_labels(
