@@ -25,6 +25,7 @@ Look = Callable[[str, Path | None], object]
 
 SECONDS = 3  # that a training waits for it, before it starts beside it
 NAMED = 3  # files in a message; the others are counted
+AGAIN = "If the files are as they should be, run prepare.py again"
 EVERYWHERE = (
     "Every host must see the images under the same path; --root is what the paths of the lists "
     "start from"
@@ -112,6 +113,7 @@ class Inspection(chainer.training.Extension):
         self.is_settled = False
         self._done = 0
         self._found: list[tuple[int, int, str]] = []  # list, image and what is wrong with it
+        self._remedies: set[str] = set()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -170,7 +172,8 @@ class Inspection(chainer.training.Extension):
             raise self._error
         if self._found and not self.skip:
             reasons = [reason for _, _, reason in self._found]
-            raise OSError("\n".join([*told(reasons), "--skip-unreadable leaves such files out"]))
+            remedies = [*sorted(self._remedies), "--skip-unreadable leaves such files out"]
+            raise OSError("\n".join([*told(reasons), *remedies]))
 
     def _wait(self, seconds: float | None) -> None:
         self._thread.join(SECONDS if seconds is None else seconds)
@@ -224,15 +227,16 @@ class Inspection(chainer.training.Extension):
                     reason = f"{listed[i][0]!a} leads out of {self.root}; {images.HINT}"
                     return f"{listed.where(i)}: {reason}"
         except OSError:
-            lacks = f"host {host} has no file {name}"
-            if stamp is not None:
-                lacks = f"{changed}: host {host} has no such file. Run prepare.py again"
-            return f"{lacks}. {EVERYWHERE}"
+            self._remedies.add(EVERYWHERE)
+            if stamp is None:
+                return f"host {host} has no file {name}"
+            self._remedies.add(AGAIN)
+            return f"{changed}: host {host} has no such file"
         if stamp is not None:
             size, time = stamp.tolist()
             if status.st_size != size:
-                sizes = f"{size} bytes then, {status.st_size} now, on {host}"
-                return f"{changed} ({sizes}): run prepare.py again"
+                self._remedies.add(AGAIN)
+                return f"{changed}: {size} bytes then, {status.st_size} now, on {host}"
             if status.st_mtime_ns == time:
                 return None
         try:

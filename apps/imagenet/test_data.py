@@ -352,17 +352,22 @@ def test_files_are_compared_with_what_prepare_saw(app, inspect, capsys):
         call()
     victim.write_bytes(b"")
     changed = f"{victim} \\({root}/val.txt:5\\) has changed since prepare.py looked at it"
-    with pytest.raises(OSError, match=rf"^{changed} \({status.st_size} bytes then, 0 now.* again"):
+    with pytest.raises(
+        OSError, match=rf"^{changed}: {status.st_size} bytes then, 0 now.*\nIf .* again"
+    ):
         call()
     victim.unlink()
-    with pytest.raises(OSError, match=rf"^{changed}: host .* has no such file"):
+    other.unlink()
+    with pytest.raises(OSError, match=rf"^{changed}: host .* has no such file") as caught:
         call()
+    remedies = [app.inspection.EVERYWHERE, app.inspection.AGAIN]
+    assert str(caught.value).splitlines()[2:4] == remedies
     capsys.readouterr()
     train, val = call(skip=True)
-    assert (len(train), len(val)) == (60, 9)
+    assert (len(train), len(val)) == (60, 8)
     assert [val.where(i) for i in (3, 4)] == [f"{root}/val.txt:4", f"{root}/val.txt:6"]
     told = capsys.readouterr().out.splitlines()
-    assert [line.startswith("skipped: ") for line in told] == [True]
+    assert [line.startswith("skipped: ") for line in told] == [True, True]
 
 
 @pytest.mark.mpi(1)
@@ -427,9 +432,13 @@ def test_classes_without_images_to_validate_with_are_said_in_15_lines(
 
 
 def test_confusion_of_any_names(app, tmp_path):
-    names = ["$x_1$", "caf\udce9", "blue\u2028jay", "\u72d7"]
-    app.evaluation.draw_confusion(np.eye(4, dtype=int), names, tmp_path / "confusion.png")
-    assert (tmp_path / "confusion.png").stat().st_size
+    names = ["$x_1$", "caf\udce9", "blue\u2028jay", "\u72d7", "$\\bad$"]
+    drawn = []
+    for i, part in enumerate((names, names[::-1])):
+        path = tmp_path / f"any_names_{i}.png"  # tests draw only the first picture of each name
+        app.evaluation.draw_confusion(np.eye(5, dtype=int), part, path)
+        drawn.append(path.read_bytes())
+    assert drawn[0] != drawn[1]
 
 
 def test_mean_image_that_may_do_harm(app, tmp_path):

@@ -478,6 +478,7 @@ def test_damaged_files_to_validate_with_are_found_before_training(app, fails, fe
     options = [root / "train.txt", root / "val.txt", "--root", root, "--arch", "small"]
     line = fails(app.train.main, *options, "--test", "--out", tmp_path / "result")
     assert line.startswith(f"error: cannot read {victim} ({root}/val.txt:7) on ")
+    assert line.endswith("--skip-unreadable leaves such files out")  # what inspection says
 
 
 @pytest.mark.mpi(1, timeout=LIMIT)
@@ -508,6 +509,47 @@ def test_run_resumes_without_files_that_were_damaged_since(app, run, stop, few, 
     run(app.train.main, *options)
     assert "resuming after iteration 4, " in capsys.readouterr().out
     assert [row["iteration"] for row in read_log(tmp_path / "result")] == [6, 12]
+
+
+SLOW = f"""
+import sys, threading
+sys.path.insert(0, {str(HERE)!r})
+import images, job, train
+
+begun, look = threading.Event(), images.check_file
+update = train.chainer.training.StandardUpdater.update
+
+def update_first(updater):
+    update(updater)
+    begun.set()
+
+def look_later(*arguments):
+    begun.wait({LIMIT})
+    look(*arguments)
+
+job.SECONDS, images.check_file = 0, look_later
+train.chainer.training.StandardUpdater.update = update_first
+train.main()
+"""
+
+
+def test_damaged_file_to_validate_with_ends_the_job_before_it_validates(app, tmp_path):
+    root = tmp_path / "few"
+    app.generated.create(root, 120, 31)
+    victim = root / "val/ring-00006.jpg"
+    victim.write_bytes(victim.read_bytes()[:-100])
+    (root / "val.txt.sizes.npy").unlink()
+    (tmp_path / "slow.py").write_text(SLOW)
+    options = [root / "train.txt", root / "val.txt", "--root", root, "--arch", "small"]
+    options += ["--epoch", "1", "--batchsize", "30", "--loaderjob", "0"]
+    job = run_job(2, [tmp_path / "slow.py", *options], cwd=tmp_path, timeout=LIMIT)
+    assert (
+        job.check(fails=True).stderr.count(f"error: cannot read {victim} ({root}/val.txt:7) on")
+        == 1
+    )
+    assert "leaves such files out" in job.stderr  # what inspection says
+    assert "ends the job)" in job.stderr and "Traceback" not in job.stderr
+    assert "recognized" not in job.stdout and not (tmp_path / "result/log").exists()
 
 
 @pytest.mark.each_mpi
