@@ -92,4 +92,4 @@ def test_imagenet_without_images_on_one_host(
     job = start_job((1, 1), imagenet(data, local_path / "result")).wait()
     assert job.returncode != 0
     assert (job.timed_out, job.left_behind) == (False, []), job
-    assert f"host {hosts.names[1]} has no file {data}/train/" in job.stderr
+    assert f"host {hosts.names[1]} has no file {data}/val/" in job.stderr
