@@ -12,8 +12,9 @@ from PIL import Image, ImageDraw
 
 import chainermn
 from chainermn.agreement import run_together
-from data import ImageList, Sums
+from data import Sums
 from inspection import index_files
+from lists import ImageList
 
 CLASSES = (
     *("circle", "square", "triangle", "pentagon", "star"),

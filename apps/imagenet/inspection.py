@@ -18,7 +18,7 @@ from chainermn.datasets.names import shown
 from chainermn.files import atomic_write, open_regular
 from chainermn.global_except_hook import exit_job
 from chainermn.progress import Progress
-from data import ImageList
+from lists import ImageList
 from shards import Shards
 
 Look = Callable[[str, Path | None], object]

@@ -14,6 +14,7 @@ import chainermn
 import data
 import generated
 import images
+import lists
 import training
 import weights
 from chainermn.agreement import exit_together, run_on_root
@@ -98,7 +99,7 @@ def describe(
     mean = next((path for path in means if args.mean or path.exists()), None)
     has_names = classes.exists() or args.classes
     if has_names:
-        names = read_names(classes, data.MOST_CLASSES)
+        names = read_names(classes, lists.MOST_CLASSES)
         check_order(names, classes)
         for path, source in ((args.train, train), (args.val, validation)):
             check_labels(source.labels, names, path)

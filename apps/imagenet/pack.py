@@ -17,8 +17,8 @@ from chainermn.agreement import exit_together, run_on_root, run_together
 from chainermn.datasets.names import check_labels, read_names
 from chainermn.files import optional_path
 from chainermn.progress import Progress
-from data import MOST_CLASSES, ImageList
 from inspection import Inspection
+from lists import MOST_CLASSES, ImageList
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -39,7 +39,8 @@ from chainermn.datasets.names import (
 )
 from chainermn.files import atomic_write, optional_path
 from chainermn.progress import Progress
-from data import ImageList, Images, Sums
+from data import Images, Sums
+from lists import ImageList
 
 Problems = dict[int, str]  # what is wrong with an image, by its number in a list
 

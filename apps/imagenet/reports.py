@@ -20,8 +20,9 @@ from chainermn.datasets.names import shown
 from chainermn.datasets.overview import draw_examples, show_classes
 from chainermn.extensions import BestModel, TensorBoardReport, TerminalReport, Throughput
 from chainermn.files import atomic_write
-from data import ImageList, Images, ToBatch, Unreadable
+from data import Images, ToBatch, Unreadable
 from inspection import told
+from lists import ImageList
 
 ACCURACY = "validation/main/accuracy"
 # Compressing weights takes more than ten times as long, and saves almost no space.

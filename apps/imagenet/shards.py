@@ -20,8 +20,8 @@ import numpy as np
 
 from chainermn.datasets.pictures import MOST_BYTES
 from chainermn.files import open_regular, open_tar, read_json
-from data import MOST_CLASSES
 from images import open_image
+from lists import MOST_CLASSES
 
 INDEX = "index.json"
 # Columns of the index.

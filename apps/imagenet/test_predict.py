@@ -119,8 +119,8 @@ def test_unreadable_files_are_named_and_counted(app, place, predict):
     [
         ({"arch": "other"}, "'arch': expected one of alex, googlenet, googlenetbn, nin, resnet50"),
         ({"classes": "abc"}, "'classes': expected a list, got 'abc'"),
-        ({"classes": []}, "expected 1 to data.MOST_CLASSES = 100000 classes, got 0"),
-        ({"classes": ["a"] * 100_001}, "data.MOST_CLASSES = 100000 classes, got 100001"),
+        ({"classes": []}, "expected 1 to lists.MOST_CLASSES = 100000 classes, got 0"),
+        ({"classes": ["a"] * 100_001}, "lists.MOST_CLASSES = 100000 classes, got 100001"),
         ({"classes": ["a", 1]}, "'classes'[1]: expected a string, got 1"),
         ({"insize": 10**12}, "'insize': expected an integer from 1 to 1024, got 1000000000000"),
         ({"mean": [1, 2]}, "'mean': expected a list of 3, got [1, 2]"),

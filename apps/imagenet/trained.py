@@ -8,7 +8,7 @@ import chainer.functions as F
 import numpy as np
 
 from chainermn.files import read_json
-from data import MOST_CLASSES
+from lists import MOST_CLASSES
 from models import ARCHITECTURES
 from weights import load_weights
 
@@ -94,7 +94,7 @@ def load(weights: Path | None = None) -> Trained:
     about = weights.with_name("model.json")
     known = read_json(about, FORM)
     if not 1 <= len(known["classes"]) <= MOST_CLASSES:
-        expected = f"1 to data.MOST_CLASSES = {MOST_CLASSES}"
+        expected = f"1 to lists.MOST_CLASSES = {MOST_CLASSES}"
         raise ValueError(f"{about}: expected {expected} classes, got {len(known['classes'])}")
     network = ARCHITECTURES[known["arch"]](len(known["classes"]))
     recognizer = Recognizer(network, known["mean"], known["deviation"])
