@@ -124,28 +124,30 @@ def show_images(
             return np.full((example.size, example.size), 255, np.uint8)
         return example[0].transpose(1, 2, 0)
 
-    if not isinstance(images, Images) or not isinstance(validation, ImageList):
+    if not isinstance(images, Images):
         print(*lines, sep="\n", flush=True)
         readable = [i for i, example in enumerate(images) if not isinstance(example, Unreadable)]
         titles = [f"{images[i][1]} {shown(names[images[i][1]])}" for i in readable]
         draw_examples(Path(out, "examples.png"), list(map(picture, readable)), titles)
         return
-    if shared := train.count_shared(validation, images.root):
-        lines.append(f"{shared} images are listed both to train and to validate with")
+    labels = {"train": train.labels}
+    if isinstance(validation, ImageList):
+        labels["validate"] = validation.labels
+        if shared := train.count_shared(validation, images.root):
+            lines.append(f"{shared} images are listed both to train and to validate with")
     absent = np.setdiff1d(np.arange(len(names)), train.labels)
     if absent.tolist() == [0]:
         lines.append("the labels begin at 1: class 0 has no image")
     elif len(absent):
         first = f"{absent[0]} {shown(names[absent[0]])}"
         lines.append(f"{len(absent)} of {len(names)} classes have no image, such as {first}")
-    unseen = np.setdiff1d(train.labels, validation.labels)
+    unseen = np.setdiff1d(train.labels, labels.get("validate", train.labels))
     if len(unseen):
         first = f"{unseen[0]} {shown(names[unseen[0]])}"
         lines.append(f"{len(unseen)} classes have no image to validate with, such as {first}")
     if len(absent) == len(names) - 1:
         lines.append("all images are of one class, so every answer will be right")
     print(*lines, sep="\n", flush=True)
-    labels = {"train": train.labels, "validate": validation.labels}
     show_classes(out, names, labels, picture, max(3, most - len(lines)))
 
 

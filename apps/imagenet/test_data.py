@@ -431,6 +431,24 @@ def test_classes_without_images_to_validate_with_are_said_in_15_lines(
     assert len(capsys.readouterr().out.splitlines()) == 10
 
 
+def test_a_list_beside_shards_is_shown_without_reading_all_of_it(app, drawn, tmp_path, capsys):
+    read = []
+
+    class Counted(app.data.Images):
+        def get_example(self, i: int):
+            read.append(i)
+            return super().get_example(i)
+
+    train = app.data.ImageList.read(drawn / "train.txt")
+    shards = app.shards.Shards(tmp_path, ["0.tar"], np.array([5]), [9000], 10)
+    images = Counted(train, drawn, 24)
+    app.reports.show_images(tmp_path, [*map(str, range(10))], train, shards, images)
+    assert len(read) == 24
+    first, title, *_ = capsys.readouterr().out.splitlines()
+    assert first == "60 images to train with, 5 to validate with"
+    assert title.split() == ["class", "train"]
+
+
 def test_confusion_of_any_names(app, tmp_path):
     names = ["$x_1$", "caf\udce9", "blue\u2028jay", "\u72d7", "$\\bad$"]
     drawn = []
