@@ -15,7 +15,6 @@ from training import ACCURACY, LOSS
 
 def show_data(images: Images, out: str) -> None:
     """Print how many images each class has, and draw some of them."""
-    Path(out).mkdir(parents=True, exist_ok=True)
     parts = {"train": images.train, "validate": images.validation, "test": images.test}
     labels = {name: [label for _, label in part] for name, part in parts.items()}
     show_classes(out, images.classes, labels, lambda i: images.train[i][0].transpose(1, 2, 0))

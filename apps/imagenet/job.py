@@ -18,7 +18,6 @@ import lists
 import training
 import weights
 from chainermn.agreement import exit_together, run_on_root
-from chainermn.datasets.folders import LEAST_SHARE
 from chainermn.datasets.names import check_labels, read_names, shown
 from chainermn.files import read_json
 from chainermn.links import create_mnbn_model
@@ -74,11 +73,10 @@ def load_lists(
 
 def check_left(before: data.ImageList, after: data.ImageList, names: list[str]) -> None:
     """Raise OSError if too few images of a class can be read."""
-    total, left = (np.bincount(part.labels, minlength=len(names)) for part in (before, after))
-    for label in np.flatnonzero(left < LEAST_SHARE * total):
+    for label, left, total in before.hardly_left(after):
         name = f"class {label} {shown(names[label])}"
         raise OSError(
-            f"{before.source}: only {left[label]} of {total[label]} images of {name} can be read: "
+            f"{before.source}: only {left} of {total} images of {name} can be read: "
             "get them again, or delete their lines and run without --skip-unreadable"
         )
 

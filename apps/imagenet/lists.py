@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import images
+from chainermn.datasets.folders import LEAST_SHARE
 from chainermn.files import open_regular, read_lines
 
 # A list with more is taken for a mistake, before memory is allocated for its network.
@@ -135,6 +136,13 @@ class ImageList:
         found.update(self.ends.tobytes() + self.labels.tobytes())
         return found.hexdigest()[:16]
 
+    def content(self) -> bytes:
+        """Return the content of a file from which `read` makes the same list."""
+        pairs = (self[i] for i in range(len(self)))
+        lines = b"".join(b"%b %d\n" % (os.fsencode(path), label) for path, label in pairs)
+        # Or a mark that belongs to the first path would be lost.
+        return codecs.BOM_UTF8 * lines.startswith(codecs.BOM_UTF8) + lines
+
     def take(self, numbers: Iterable[int]) -> "ImageList":
         """Return a list of some of the images."""
         numbers = np.fromiter(numbers, np.int64)
@@ -191,6 +199,16 @@ class ImageList:
                     f"{other.labels[j]} in {other.where(j)}: delete the wrong line"
                 )
         return len(shared)
+
+    def hardly_left(self, left: "ImageList") -> list[tuple[int, int, int]]:
+        """Return the classes of which another list has less than a tenth of the images.
+
+        For each, this is the label, and how many images the other list and this one have.
+        """
+        n_classes = self.n_classes
+        before, after = (np.bincount(part.labels, minlength=n_classes) for part in (self, left))
+        few = np.flatnonzero(after < LEAST_SHARE * before)
+        return [(int(label), int(after[label]), int(before[label])) for label in few]
 
     def where(self, i: int) -> str:
         """Return the line of an image, for errors; empty if the list is from no file."""

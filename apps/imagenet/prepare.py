@@ -29,7 +29,6 @@ import layouts
 import reports
 from chainermn.agreement import exit_together, run_on_root, run_together
 from chainermn.datasets import pictures
-from chainermn.datasets.folders import LEAST_SHARE
 from chainermn.datasets.names import (
     format_names,
     naturally_sorted,
@@ -249,21 +248,16 @@ def finish(
         lists[-1].lines = np.arange(1, len(left) + 1, dtype=np.int32)
         stamps.append(seen[left, :2])
     train, val = lists
-    before, after = (
-        np.bincount(listed.labels, minlength=len(names)) for listed in (looked_at[0][0], train)
-    )
-    for label in np.flatnonzero(after < LEAST_SHARE * before):
-        readable = f"{after[label]} of {before[label]} images of {shown(names[label])}"
-        if not after[label] or not args.as_it_is:
+    for label, left, total in looked_at[0][0].hardly_left(train):
+        readable = f"{left} of {total} images of {shown(names[label])}"
+        if not left or not args.as_it_is:
             raise OSError(f"{root}: only {readable} can be read. {layouts.AS_IT_IS}")
     with contextlib.ExitStack() as written:
         # Replaced in the opposite order: lists that are there are complete.
         write = partial(atomic_write, mode="wb")
         for listed, seen in zip(lists, stamps, strict=True):
             file = written.enter_context(write(listed.source))
-            pairs = (listed[i] for i in range(len(listed)))
-            content = b"".join(b"%b %d\n" % (os.fsencode(path), label) for path, label in pairs)
-            file.write(BOM_UTF8 * content.startswith(BOM_UTF8) + content)
+            file.write(listed.content())
             file = written.enter_context(write(inspection.index_path(listed.source)))
             inspection.write_index(file, listed, seen)
         statistics = sums.statistics()

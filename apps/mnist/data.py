@@ -90,7 +90,6 @@ def load_shown(args: argparse.Namespace) -> tuple[TupleDataset, TupleDataset]:
         network(train[0][0][None])  # so that weights for images of another size do not fit
         load_weights(Path(args.out, "best.npz"), network)
     else:
-        Path(args.out).mkdir(parents=True, exist_ok=True)
         labels = {"train": [digit for _, digit in train], "validate": [d for _, d in validation]}
         show_classes(args.out, DIGITS, labels, lambda i: train[i][0])
     return train, validation

@@ -15,7 +15,7 @@ import chainermn
 import generated
 from chainermn.agreement import run_on_root, run_together
 from chainermn.datasets.names import shown
-from chainermn.datasets.stamps import Stamp, digest_of
+from chainermn.datasets.stamps import Stamp
 from chainermn.datasets.texts import Form, LinesAt, unpacked
 from chainermn.files import atomic_write, read_json
 from chainermn.global_except_hook import exit_job
@@ -235,13 +235,13 @@ def _prepare(
         limits = settings.min_count, settings.max_size
         content = {
             "vocabularies": [most_frequent(c, *limits) for c in counts],
-            "index": digest_of(rows),
+            "index": Stamp.of(rows).digest,
             "skipped": skipped,
         }
         with atomic_write(described) as file:
             file.write(json.dumps(content, ensure_ascii=False))
     content = read_json(described, CACHED, most=1 << 30)
-    if digest_of(rows) != content["index"]:
+    if Stamp.of(rows).digest != content["index"]:
         raise ValueError(f"{rows}: not the index of these files: delete it")
     index, split = np.load(rows, mmap_mode="r"), settings.splitter()
     try:

@@ -24,6 +24,8 @@ from typing import IO, Any, BinaryIO, NoReturn
 
 # Bytes of a tar file that Python may read to find a member: no path has more than 4096.
 _MOST_BYTES_OF_HEADERS = 1 << 13
+# First bytes of a gzipped file.
+GZIP = b"\x1f\x8b"
 # Each member may have extended headers; only the number of those for all members is limited.
 _MOST_FOR_ALL_MEMBERS = 100
 
@@ -185,11 +187,24 @@ def as_unpacked(file: BinaryIO, name: str | os.PathLike[str]) -> Iterator[Binary
     ...         content.read(3)
     b'not'
     """
-    is_packed = file.peek(2).startswith(b"\x1f\x8b")  # type: ignore[attr-defined]
     try:
-        yield gzip.GzipFile(fileobj=file) if is_packed else file  # type: ignore[misc]
+        yield gzip.GzipFile(fileobj=file) if is_gzipped(file) else file  # type: ignore[misc]
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{name}: damaged gzip file ({error})") from None
+
+
+def is_gzipped(file: BinaryIO) -> bool:
+    """Tell whether a buffered file, of which nothing has been read, begins like a gzipped one.
+
+    Examples
+    --------
+    >>> with chainermn.files.atomic_write("words.gz", "wb") as file:
+    ...     n = file.write(b"not packed")
+    >>> with open("words.gz", "rb") as file:
+    ...     chainermn.files.is_gzipped(file)
+    False
+    """
+    return file.peek(len(GZIP)).startswith(GZIP)  # type: ignore[attr-defined]
 
 
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:

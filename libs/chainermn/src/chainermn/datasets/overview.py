@@ -30,7 +30,7 @@ def show_classes(
     Parameters
     ----------
     out : path
-        Existing folder.
+        Folder, which is made if it does not exist.
     names : sequence of str
         Names of the classes.
     labels : mapping of array of int, shape (examples,)
@@ -61,6 +61,7 @@ def show_classes(
     first = next(iter(arrays.values()))
     chosen = choose_examples(first)
     titles = [f"{first[i]} {shown(names[first[i]])}" for i in chosen]
+    Path(out).mkdir(parents=True, exist_ok=True)
     draw_examples(Path(out, "examples.png"), [picture(int(i)) for i in chosen], titles)
 
 
@@ -93,8 +94,8 @@ def class_table(names: Sequence[str], counts: Mapping[str, ArrayLike], most: int
         by_size = sorted(range(len(names)), key=lambda label: (-first[label], label))
         n = most - 2
         chosen = [*by_size[: n - n // 2], None, *by_size[len(by_size) - n // 2 :]]
-    titles = [_short(shown(names[label])) for label in chosen if label is not None]
-    width = max(map(len, titles), default=0)
+    titles = {label: _short(shown(names[label])) for label in chosen if label is not None}
+    width = max(map(len, titles.values()), default=0)
     lines = [f"class {'':{width}}" + "".join(f"  {what:>6}" for what in columns)]
     for label in chosen:
         if label is None:
@@ -102,7 +103,7 @@ def class_table(names: Sequence[str], counts: Mapping[str, ArrayLike], most: int
             lines.append(f"  ... {total} classes of a size between these")
             continue
         values = (f"  {values[label]:>{max(6, len(what))}}" for what, values in columns.items())
-        lines.append(f"{label:5} {_short(shown(names[label])):{width}}" + "".join(values))
+        lines.append(f"{label:5} {titles[label]:{width}}" + "".join(values))
     return lines
 
 

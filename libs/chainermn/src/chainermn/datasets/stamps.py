@@ -17,28 +17,7 @@ from typing import BinaryIO, cast
 from chainermn.datasets.names import shown
 from chainermn.files import open_regular
 
-__all__ = ["Stamp", "digest_of"]
-
-
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of the content of a file. This takes about a second per gigabyte.
-
-    Raises
-    ------
-    OSError, ValueError
-        If the file cannot be read, or is a pipe or a device.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from chainermn.datasets.stamps import digest_of
-    >>> if comm.rank == 0:
-    ...     n = Path("words.txt").write_text("a few words")
-    ...     print(digest_of(Path("words.txt"))[:16])
-    1e5f3f0abcbe4803
-    """
-    with open_regular(path) as file:
-        return _digest(file)
+__all__ = ["Stamp"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +54,7 @@ class Stamp:
 
     @classmethod
     def of(cls, path: Path) -> Stamp:
-        """Read a whole file, and return its stamp.
+        """Read a whole file, and return its stamp. This takes about a second per gigabyte.
 
         Raises
         ------
@@ -84,7 +63,8 @@ class Stamp:
         """
         with open_regular(path) as file:
             status = os.fstat(file.fileno())
-            stamp = cls(path, status.st_size, status.st_mtime_ns, _digest(file))
+            found = hashlib.file_digest(cast(io.BufferedReader, file), "sha256")
+            stamp = cls(path, status.st_size, status.st_mtime_ns, found.hexdigest())
             stamp.check(file)
         return stamp
 
@@ -158,7 +138,3 @@ class Stamp:
 
     def _fits(self, status: os.stat_result) -> bool:
         return (status.st_size, status.st_mtime_ns) == (self.size, self.time)
-
-
-def _digest(file: BinaryIO) -> str:
-    return hashlib.file_digest(cast(io.BufferedReader, file), "sha256").hexdigest()

@@ -7,12 +7,12 @@ so that they can be left out, and one sentence says how many they are.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
@@ -26,7 +26,6 @@ __all__ = ["LONGEST_LINE", "Form", "LinesAt", "lines_in", "read_lines", "unpacke
 #: Largest size of a line, in bytes: a file without line breaks must not fill the memory.
 LONGEST_LINE = 1_000_000
 
-_GZIP = b"\x1f\x8b"
 # First bytes of files: what they are, and what makes text in UTF-8 of them.
 _OTHERS = {
     b"\xff\xfe\0\0": ("UTF-32", "iconv -f UTF-32 -t UTF-8 FILE > NEW"),
@@ -38,7 +37,7 @@ _OTHERS = {
     b"\x28\xb5\x2f\xfd": ("zstd", "unzstd FILE"),
     b"PK\3\4": ("zip", "unzip FILE"),
     b"%PDF-": ("PDF", "pdftotext FILE NEW"),
-    _GZIP: ("gzip in gzip", "gunzip FILE"),
+    files.GZIP: ("gzip in gzip", "gunzip FILE"),
 }
 # Line breaks of encodings with NUL bytes. No other character tells them apart.
 _BREAKS = {
@@ -188,7 +187,7 @@ def unpacked(path: Path, folder: Path, most: int = 1 << 30) -> Stamp:
     a few words
     """
     with files.open_regular(path) as file:
-        is_packed = _is_packed(file)
+        is_packed = files.is_gzipped(file)
         next(lines_in(file, path), None)  # so that no terabyte is read to refuse it
     stamp, folder = Stamp.of(path.resolve()), folder.resolve()
     if not is_packed:
@@ -199,12 +198,10 @@ def unpacked(path: Path, folder: Path, most: int = 1 << 30) -> Stamp:
         if copy.name == begin + found.digest[:32]:
             return found
     size, most = 0, max(most, 100 * stamp.size)
-    digest = hashlib.sha256()
     with tempfile.TemporaryDirectory(dir=folder) as new:
         lines = Path(new, "lines")
         with stamp.open() as packed, files.atomic_write(lines, "wb") as file:
             for line, _ in lines_in(packed, path, say=lambda _: None):
-                digest.update(line)
                 size += file.write(line)
                 if size > most:
                     raise ValueError(
@@ -212,7 +209,8 @@ def unpacked(path: Path, folder: Path, most: int = 1 << 30) -> Stamp:
                         "well"
                     )
             stamp.check(packed)
-        return Stamp.of(lines.replace(folder / (begin + digest.hexdigest()[:32])))
+        made = Stamp.of(lines)
+        return replace(made, path=lines.replace(folder / (begin + made.digest[:32])))
 
 
 class LinesAt:
@@ -276,10 +274,6 @@ class LinesAt:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _is_packed(file: BinaryIO) -> bool:
-    return cast(io.BufferedReader, file).peek(len(_GZIP)).startswith(_GZIP)
 
 
 def _decode(line: bytes, form: Form) -> str | None:
