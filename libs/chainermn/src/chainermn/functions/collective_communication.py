@@ -312,7 +312,7 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[chainer.Variable]) -> ch
     ----------
     comm : CommunicatorBase
         Communicator of the ranks.
-    xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
+    xs : sequence of (chainer.Variable or ndarray), or one of shape (comm.size, ...)
         One entry per rank, all with the same dtype. Entry ``i`` has the same shape on every rank;
         different entries may have different shapes.
 
@@ -351,7 +351,7 @@ def alltoall(
     ----------
     comm : CommunicatorBase
         Communicator of the ranks.
-    xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
+    xs : sequence of (chainer.Variable or ndarray), or one of shape (comm.size, ...)
         One entry per rank. Shapes may differ, dtypes must not.
 
     Returns
@@ -518,7 +518,7 @@ def scatter(
     ----------
     comm : CommunicatorBase
         Communicator of the ranks.
-    xs : sequence of (chainer.Variable or ndarray), or one of shape (size, ...)
+    xs : sequence of (chainer.Variable or ndarray), or one of shape (comm.size, ...)
         One entry per rank; only those of the root are used. Shapes may differ, dtypes must not.
     root : int
         Rank that sends.
