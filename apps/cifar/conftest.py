@@ -15,7 +15,7 @@ import pytest
 from chainermn.testing.modules import modules_of
 
 HERE = Path(__file__).resolve().parent
-NAMES = ["data", "formats", "model", "pickles", "predict", "search", "search_reports", "shapes"]
+NAMES = ["data", "formats", "model", "predict", "search", "search_reports", "shapes"]
 NAMES += ["study", "train", "training"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-import pickles
+from chainer_compat import pickles
 from chainermn.datasets import pictures
 from chainermn.datasets.folders import (
     Found,
@@ -113,7 +113,7 @@ def python_rows(key: str, content: bytes, source: str) -> Labeled:
 def python_names(key: str, content: bytes, source: str) -> list[str]:
     """Decode a dictionary with the names of the classes."""
     with described(source, key):
-        names = [os.fsdecode(pickles.string(name)) for name in fields_of(content)[key]]
+        names = [text(name) for name in fields_of(content)[key]]
         if not names or not all(map(str.strip, names)):
             raise ValueError(f"expected names as {key}, got {names[:5]}")
     return names
@@ -122,7 +122,12 @@ def python_names(key: str, content: bytes, source: str) -> list[str]:
 def fields_of(content: bytes) -> dict[str, Any]:
     """Return the dictionary in a pickle, without running it."""
     found = pickles.read(content)
-    return {os.fsdecode(pickles.string(key)): value for key, value in found.items()}
+    return {text(key): value for key, value in found.items()}
+
+
+def text(found: object) -> str:
+    """Return a string of a pickle, which may hold bytes instead."""
+    return found if isinstance(found, str) else os.fsdecode(pickles.content(found))
 
 
 @contextlib.contextmanager

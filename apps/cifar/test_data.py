@@ -259,7 +259,7 @@ DEEP = b"(t" + b"\x85" * 10_000
     [
         (b"", "ValueError: pickle exhausted before seeing STOP"),
         (pickle.dumps(GOOD)[:-1], "ValueError: pickle exhausted before seeing STOP"),
-        (pickle.dumps(GOOD, 0), "ValueError: it has the instruction"),
+        (pickle.dumps(GOOD, 0), "NotPlainError: the instruction DICT"),
         (pickle.dumps([1]), "AttributeError: 'list' object has no attribute 'items'"),
         (pickle.dumps({"labels": [0, 1]}), "KeyError: 'data'"),
         (
@@ -269,12 +269,11 @@ DEEP = b"(t" + b"\x85" * 10_000
         (pickle.dumps(GOOD | {"labels": []}), "ValueError: expected integers as labels"),
         (pickle.dumps(GOOD | {"labels": [0, True]}), "ValueError: expected integers as labels"),
         (pickle.dumps(GOOD | {"labels": [0, 10**99]}), "OverflowError"),
-        (pickle.dumps(GOOD | {"data": np.zeros((2, 3072))}), "an array of integers"),
+        (pickle.dumps(GOOD | {"data": np.zeros((2, 3072))}), "got float64 of shape (2, 30"),
         (pickle.dumps(GOOD | {"data": np.zeros((2, 3, 1024), "u1")}), "uint8 of shape (2, 3, 10"),
-        (pickle.dumps(GOOD | {"data": np.zeros((3072, 2), "u1").T}), "an array, got Call"),
-        (pickle.dumps(GOOD | {"labels": np.zeros(2)}), "expected an array of integers"),
+        (pickle.dumps(GOOD | {"labels": np.zeros(2)}), "expected integers as labels"),
         (pickle.dumps(GOOD | {"labels": np.zeros((2, 1), int)}), "expected integers as labels"),
-        (b"\x80\x02}(" + DEEP + b"K\1u.", "ValueError: it has a value of type tuple in the wrong"),
+        (b"\x80\x02}(" + DEEP + b"K\1u.", "NotPlainError: a value of type tuple in the wr"),
         (b"\x80\x02Nr\xff\xff\xff\xff.", "AttributeError: 'NoneType' object has no attribute"),
         (b"\x80\x02cos\nsystem\nU\1:\x85R.", "AttributeError: 'Call' object has no attribute"),
         (b"\x80\x02.", "ValueError: not enough values to unpack"),
@@ -300,7 +299,7 @@ def test_a_pickle_that_would_run_a_program_when_unpickled(protocol, app, tmp_pat
     trap = Trap(trapped)
     content = pickle.dumps(GOOD | {"labels": trap, "more": trap}, protocol)
     (tmp_path / "cifar/data_batch_1").write_bytes(content)
-    with pytest.raises(ValueError, match=r"data_batch_1: .* expected an array, got Call"):
+    with pytest.raises(ValueError, match=r"data_batch_1: .*: a call of .*mkdir"):
         app.data.load("cifar10", tmp_path / "cifar")
     assert not trapped.exists()
     pickle.loads(content)
@@ -315,6 +314,7 @@ def test_labels_as_an_array(app, protocol, kind, tmp_path):
     for path in (tmp_path / "cifar").glob("*_batch*"):
         fields = pickle.loads(path.read_bytes(), encoding="bytes")
         fields[b"labels"] = np.array(fields[b"labels"], kind)
+        fields[b"data"] = np.asfortranarray(fields[b"data"])
         path.write_bytes(pickle.dumps(fields, protocol))
     check_cifar10(app.data.load("cifar10", tmp_path / "cifar"), rows)
 

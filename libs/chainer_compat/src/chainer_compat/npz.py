@@ -22,8 +22,8 @@ import numpy
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from chainer_compat import settings
-from chainer_compat.pickles import NotPlainError, read_array
+from chainer_compat import pickles, settings
+from chainer_compat.pickles import NotPlainError
 
 _CHUNK = 2**20
 _LONGEST_HEADER = 2**14  # NumPy itself accepts 10,000 characters
@@ -337,7 +337,10 @@ def _fill(array: NDArray[Any], stream: IO[bytes]) -> None:
 def _read_objects(stream: IO[bytes], size: int) -> NDArray[Any]:
     if size > _LARGEST_PICKLE:
         raise NotPlainError(f"{size} bytes, but at most {_LARGEST_PICKLE} are examined")
-    return read_array(_read_exactly(stream, size))
+    array = pickles.array(pickles.read(_read_exactly(stream, size)))
+    if array.dtype != object:
+        raise NotPlainError(f"an array of {array.dtype}")
+    return array
 
 
 def _read_exactly(stream: IO[bytes], size: int) -> bytes:

@@ -1,8 +1,7 @@
-"""Read the pickles of object arrays without running them.
+"""Read pickles without running them.
 
-Unpickling calls whatever functions a pickle names. NumPy stores an array of Python objects as a
-pickle, and Chainer stores None as such an array. This module interprets only the few instructions
-that make up an array of plain values, and never looks up or calls anything that a pickle names.
+Unpickling calls whatever functions a pickle names. Here, a call becomes a record of the name and
+of the arguments, so a pickle can only describe data; nothing that it names is looked up.
 """
 
 from __future__ import annotations
@@ -16,35 +15,71 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, numpy.generic)
-
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _LITERALS = re.compile(
     r"BININT[12]?|LONG[14]|BINFLOAT|(SHORT_)?BIN(UNICODE|BYTES|STRING)|BIN(UNICODE|BYTES)8"
+    r"|BYTEARRAY8"
 )
+_EMPTY = {"EMPTY_TUPLE": tuple, "EMPTY_LIST": list, "EMPTY_DICT": dict}
+_MARK = object()
 _LONGEST_NAME = 100
 _MOST_AXES = 64  # as in NumPy
-_SCALAR_TYPE = re.compile(r"[biufcSU][0-9]{1,7}")
+_MOST_CHARACTERS = 2**20  # of all strings in an array of objects; a pickle can repeat each
+_NUMBER_TYPE = re.compile(r"[biufcSU][0-9]{1,7}")
 
 
-class NotPlainError(Exception):
-    """Raised if a pickle is anything other than an array of None, numbers and strings."""
+class NotPlainError(ValueError):
+    """Raised if a pickle holds anything other than expected; the text says what, as a noun."""
 
 
-def read_array(pickle: bytes) -> NDArray[Any]:
-    """Return the array of objects in a pickle from NumPy, with protocol 2 or later.
+@dataclass(frozen=True)
+class Name:
+    """A module and a name in it, with a dot between."""
+
+    text: str
+
+    @classmethod
+    def of(cls, module: object, name: object) -> Name:
+        """Make the name from its parts."""
+        for part in (module, name):
+            if not isinstance(part, str) or len(part) > _LONGEST_NAME:
+                raise NotPlainError(f"no name of at most {_LONGEST_NAME} characters")
+        # NumPy 2 renamed a module of NumPy 1.
+        return cls(f"{module}.{name}".replace("numpy.core.", "numpy._core."))
+
+
+@dataclass(eq=False)  # a key must not compare all that a call holds
+class Call:
+    """A call that unpickling would make, and the state that it would give to the result."""
+
+    function: Name
+    arguments: tuple[Any, ...]
+    state: Any = None
+
+
+def read(pickle: bytes) -> Any:
+    """Return what a pickle of protocol 2 or later describes.
+
+    It consists of None, numbers, strings, bytes, tuples, lists, dictionaries, `Name` and `Call`.
+    Strings of Python 2 are decoded as Latin-1.
 
     Raises
     ------
     NotPlainError
-        If it is not an array, or holds anything other than None, numbers and strings.
+        If it holds anything else.
     Exception
         If it is not a pickle.
     """
     stack: list[Any] = []
     memo: dict[int, Any] = {}
+
+    def after_mark() -> list[Any]:
+        items = []
+        while (item := stack.pop()) is not _MARK:
+            items.append(item)
+        return items[::-1]
+
     argument: Any
-    n_made, is_built = 0, False
     for code, argument, _ in pickletools.genops(pickle):
         match code.name:
             case "PROTO" | "FRAME" | "STOP":
@@ -53,146 +88,148 @@ def read_array(pickle: bytes) -> NDArray[Any]:
                 stack.append(_CONSTANTS[name])
             case name if _LITERALS.fullmatch(name):
                 stack.append(argument)
-            case "GLOBAL":
-                stack.append(_Name.of(*argument.split(" ")))
-            case "STACK_GLOBAL":
-                stack[-2:] = [_Name.of(*stack[-2:])]
+            case name if name in _EMPTY:
+                stack.append(_EMPTY[name]())
             case "MARK":
                 stack.append(_MARK)
-            case "EMPTY_TUPLE":
-                stack.append(())
             case "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
                 length = int(name[-1])
                 stack[-length:] = [tuple(stack[-length:])]
             case "TUPLE":
-                stack.append(tuple(_pop_to_mark(stack)))
-            case "EMPTY_LIST":
-                stack.append([])
-            case "APPEND":
-                item = stack.pop()
-                _last_list(stack).append(item)
-            case "APPENDS":
-                items = _pop_to_mark(stack)
-                _last_list(stack).extend(items)
+                stack.append(tuple(after_mark()))
+            case "APPEND" | "APPENDS" as name:
+                items = after_mark() if name == "APPENDS" else [stack.pop()]
+                _expect(list, stack[-1]).extend(items)
+            case "SETITEM" | "SETITEMS" as name:
+                items = after_mark() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
+                # The digest of a tuple may take forever: each of its items may be one.
+                keys = [_expect((str, bytes, int, Call), key) for key in items[::2]]
+                _expect(dict, stack[-1]).update(zip(keys, items[1::2], strict=True))
             case "MEMOIZE":
                 memo[len(memo)] = stack[-1]
             case "BINPUT" | "LONG_BINPUT":
                 memo[argument] = stack[-1]
             case "BINGET" | "LONG_BINGET":
                 stack.append(memo[argument])
+            case "GLOBAL":
+                stack.append(Name.of(*argument.split(" ", 1)))
+            case "STACK_GLOBAL":
+                stack[-2:] = [Name.of(*stack[-2:])]
             case "REDUCE":
-                arguments = stack.pop()
-                stack[-1] = made = _call(stack[-1], arguments)
-                n_made += len(made) if isinstance(made, (bytes, str)) else 0
-                if n_made > len(pickle):  # the same text many times
-                    raise NotPlainError(f"{n_made} characters in {len(pickle)} bytes")
+                arguments = _expect(tuple, stack.pop())
+                stack[-1] = Call(_expect(Name, stack[-1]), arguments)
             case "BUILD":
                 state = stack.pop()
-                stack[-1] = made = _build(stack[-1], state)
-                if isinstance(made, numpy.ndarray) and is_built:
-                    raise NotPlainError("a second array")
-                is_built |= isinstance(made, numpy.ndarray)
+                _expect(Call, stack[-1]).state = state
             case name:
                 raise NotPlainError(f"the instruction {name}")
-    (array,) = stack
-    if not isinstance(array, numpy.ndarray):
-        raise NotPlainError(_kind(array))
-    return array
+    (found,) = stack
+    return found
 
 
-_MARK = object()
+def array(found: object) -> NDArray[Any]:
+    """Return an array of numbers, or of objects that are None, numbers and strings.
 
+    Parameters
+    ----------
+    found : Call
+        What `read` has found, or part of it.
 
-@dataclass(frozen=True)
-class _Name:
-    """A module and name that a pickle asks for."""
-
-    text: str
-
-    @classmethod
-    def of(cls, module: object, name: object) -> _Name:
-        for part in (module, name):
-            if not isinstance(part, str) or len(part) > _LONGEST_NAME:
-                raise NotPlainError(f"no name of at most {_LONGEST_NAME} characters")
-        # NumPy 2 renamed a module of NumPy 1.
-        return cls(f"{module}.{name}".replace("numpy.core.", "numpy._core."))
-
-
-class _NewArray:
-    """An array whose content is not known yet."""
-
-
-@dataclass
-class _Type:
-    """A NumPy dtype, whose byte order comes later."""
-
-    text: str
-    byte_order: str = "="
-
-    def scalar(self, content: bytes) -> Any:
-        if not _SCALAR_TYPE.fullmatch(self.text) or self.byte_order not in ("<", ">", "|", "="):
-            raise NotPlainError(f"a number of type {self.byte_order + self.text!r}")
-        (number,) = numpy.frombuffer(content, self.byte_order + self.text)
-        return number
-
-
-def _call(function: object, arguments: object) -> Any:
-    match function, arguments:
-        case (
-            _Name("numpy._core.multiarray._reconstruct"),
-            (_Name("numpy.ndarray"), (0,), b"b" | "b"),
+    Raises
+    ------
+    NotPlainError
+        If it is not an array, or one of other objects.
+    ValueError, TypeError
+        If it contradicts itself.
+    """
+    match found:
+        case Call(
+            Name("numpy._core.multiarray._reconstruct"),
+            (Name("numpy.ndarray"), *_),
+            (int(), tuple(shape), kind, bool(in_columns), values),
         ):
-            return _NewArray()
-        case _Name("numpy.dtype"), (str(text), *_):
-            return _Type(text)
-        case _Name("numpy._core.multiarray.scalar"), (_Type() as dtype, bytes(content)):
-            return dtype.scalar(content)
-        case _Name("numpy._core.multiarray.scalar"), (_Type() as dtype, str(content)):
-            return dtype.scalar(content.encode("latin-1"))  # Python 2 had one type for both
-        case _Name("_codecs.encode"), (str(text), "latin1"):  # protocol 2 has no bytes
-            return text.encode("latin-1")
-        case _Name("builtins.complex" | "__builtin__.complex"), (float(real), float(imaginary)):
-            return complex(real, imaginary)
-    raise NotPlainError(f"a call of {_kind(function)}")
-
-
-def _build(what: object, state: object) -> Any:
-    match what, state:
-        case _NewArray(), (int(), tuple(shape), _Type("O" | "O4" | "O8"), bool(), list(items)):
-            return _array(shape, items)
-        case _Type() as dtype, (int(), str(byte_order), *_):
-            dtype.byte_order = byte_order
-            return dtype
-    raise NotPlainError(f"an object made of {_kind(what)}")
-
-
-def _array(shape: tuple[Any, ...], items: list[Any]) -> NDArray[Any]:
-    for item in items:
-        if not isinstance(item, PLAIN):
-            raise NotPlainError(_kind(item))
+            pass
+        case Call(
+            Name("numpy._core.numeric._frombuffer"),
+            (values, kind, tuple(shape), "C" | "F" as order),
+        ):
+            in_columns = order == "F"
+        case _:
+            raise NotPlainError(_described(found))
+    dtype = _dtype(kind)
+    flat: NDArray[Any]
+    if dtype.hasobject:
+        items = _expect(list, values)
+        flat, in_columns = numpy.empty(len(items), object), False
+        flat[:] = _plain(items)
+    else:
+        flat = numpy.frombuffer(content(values), dtype)
     # The product of many large numbers would take forever.
     is_possible = all(isinstance(n, int) and 0 <= n < 2**63 for n in shape)
-    if not is_possible or len(shape) > _MOST_AXES or math.prod(shape) != len(items):
-        raise NotPlainError(f"{len(items)} objects in an array of another shape")
-    array = numpy.empty(len(items), object)
-    array[:] = items
-    return array.reshape(shape)
+    if not is_possible or len(shape) > _MOST_AXES or math.prod(shape) != flat.size:
+        raise NotPlainError(f"{flat.size} values in an array of another shape")
+    return flat.reshape(shape, order="F" if in_columns else "C")
 
 
-def _pop_to_mark(stack: list[Any]) -> list[Any]:
-    items = []
-    while (item := stack.pop()) is not _MARK:
-        items.append(item)
-    return items[::-1]
+def content(found: object) -> bytes:
+    """Return what was found as bytes, which Python 2 and protocol 2 do not have.
+
+    Raises
+    ------
+    NotPlainError
+        If it is neither bytes nor a string of Latin-1.
+    """
+    match found:
+        case bytes() | bytearray():
+            return bytes(found)
+        case str(text) | Call(Name("_codecs.encode"), (str(text), "latin1")):
+            return text.encode("latin-1")
+    raise NotPlainError(_described(found))
 
 
-def _last_list(stack: list[Any]) -> list[Any]:
-    if type(stack[-1]) is not list:
-        raise NotPlainError(_kind(stack[-1]))
-    return stack[-1]
+def _plain(items: list[Any]) -> list[Any]:
+    plain, n_made = [], 0
+    for item in items:
+        value = item
+        match item:
+            case Call(Name("numpy._core.multiarray.scalar"), (kind, text)):
+                (value,) = numpy.frombuffer(content(text), _dtype(kind))
+            case Call(Name("_codecs.encode")):
+                value = content(item)
+            case Call(Name("builtins.complex" | "__builtin__.complex"), (float(), float())):
+                value = complex(*item.arguments)
+            case None | bool() | int() | float() | str() | bytes():
+                pass
+            case _:
+                raise NotPlainError(_described(item))
+        if value is not item and isinstance(value, (bytes, str)):
+            n_made += len(value)
+            if n_made > _MOST_CHARACTERS:
+                raise NotPlainError(f"more than {_MOST_CHARACTERS} characters")
+        plain.append(value)
+    return plain
 
 
-def _kind(what: object) -> str:
-    if isinstance(what, _Name):
-        return ascii(what.text)[1:-1]
-    return f"a value of type {type(what).__name__.strip('_').lower()}"
+def _dtype(found: object) -> numpy.dtype[Any]:
+    match found:
+        case Call(Name("numpy.dtype"), ("O" | "O4" | "O8", *_)):
+            return numpy.dtype(object)
+        case Call(Name("numpy.dtype"), (str(kind), *_), (int(), "<" | ">" | "|" as order, *_)) if (
+            _NUMBER_TYPE.fullmatch(kind)
+        ):
+            return numpy.dtype(order + kind)
+        case Call(Name("numpy.dtype"), (str(kind), *_)):
+            raise NotPlainError(f"a number of type {kind!a:.100}")
+    raise NotPlainError(_described(found))
+
+
+def _expect(kind: type | tuple[type, ...], value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise NotPlainError(f"{_described(value)} in the wrong place")
+    return value
+
+
+def _described(what: object) -> str:
+    if isinstance(what, Call):
+        return f"a call of {ascii(what.function.text)[1:-1]}"
+    return f"a value of type {type(what).__name__.lower()}"
