@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import tempfile
 import time
@@ -84,7 +85,11 @@ def test_link_goes_down(
         time.sleep(0.1)
     for name in (first, other):
         set_link(name, "up")
-    check(LINK_DOWN, Outcome(seconds, job.wait()), (first, other))
+    result = job.wait()
+    if "A daemon failed to report back" in result.stdout:
+        # Open MPI's mpiexec had already given up the host, and ends with 0, whatever its ranks do.
+        result = dataclasses.replace(result, returncode=1)
+    check(LINK_DOWN, Outcome(seconds, result), (first, other))
 
 
 @pytest.fixture
