@@ -126,5 +126,5 @@ def _divided(
         TupleDataset(x[validation], y[validation]),
         TupleDataset(test_x, test_y.astype(np.int32)),
         classes,
-        f"{zlib.crc32(x.tobytes() + y.tobytes()):08x}",
+        f"{zlib.crc32(y, zlib.crc32(np.ascontiguousarray(x))):08x}",
     )

@@ -280,8 +280,8 @@ def read_folders(folder: Path, most_folders: int) -> Parts:
         for pixels, file in zip(images, files, strict=True):
             pixels[...] = read_image(file)
             progress.step()
-        names = (places[part][os.path.dirname(file)] for file in files)
-        read[part] = images, np.array(list(map(classes.index, names)))
+        numbers = {place: classes.index(name) for place, name in places[part].items()}
+        read[part] = images, np.array([numbers[os.path.dirname(file)] for file in files])
     return read["train"], read["test"], classes
 
 

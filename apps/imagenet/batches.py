@@ -14,10 +14,11 @@ import numpy as np
 import chainermn
 import data
 from chainermn.agreement import run_on_root, run_together
+from lists import ImageList
 from shard_iterator import ShardIterator, ShardOrder
 from shards import Shards
 
-Source = data.ImageList | Shards
+Source = ImageList | Shards
 
 
 def load(
@@ -37,7 +38,7 @@ def load(
     def read() -> Source:
         if Path(path).is_dir():
             return Shards.read(path)
-        return data.ImageList.read(path, None if allow_outside else root)
+        return ImageList.read(path, None if allow_outside else root)
 
     source = run_on_root(comm, 0, "images", read)
     if isinstance(source, Shards):
@@ -57,9 +58,9 @@ def create_iterators(
     jobs = available_workers(comm) if args.loaderjob is None else args.loaderjob
     # The ranks agree on their parts before anything can fail on one of them.
     sampler = part = None
-    if isinstance(train, data.ImageList):
+    if isinstance(train, ImageList):
         sampler = chainermn.datasets.create_distributed_sampler(train, comm, seed=args.seed)
-    if isinstance(validation, data.ImageList):
+    if isinstance(validation, ImageList):
         part = chainermn.scatter_index(len(validation), comm, force_equal_length=False)
 
     def create() -> tuple[chainer.dataset.Iterator, chainer.dataset.Iterator]:
@@ -109,7 +110,7 @@ def training_examples(
 ) -> Sequence[tuple[np.ndarray, np.ndarray] | data.Unreadable]:
     """Return the examples of the first epoch; of shards, the first ones, as they are read."""
     cut = {"size": size, "seed": args.seed, "least": args.least_area}
-    if isinstance(source, data.ImageList):
+    if isinstance(source, ImageList):
         return data.Images(source, args.root, **cut)
     images = source.read_images(range(min(24, source.counts[0])))
     return [data.make_example(io.BytesIO(file), name, t, i, **cut) for i, file, name, t in images]

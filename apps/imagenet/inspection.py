@@ -147,13 +147,10 @@ class Inspection(chainer.training.Extension):
             for line in told([found[key] for key in sorted(found)]):
                 print(f"skipped: {line}", flush=True)
                 self.printed += 1
-        kept = []
-        for k, (listed, _) in enumerate(self.lists):
-            left = [i for i in range(len(listed)) if (k, i) not in found] if found else None
-            if left == []:
-                raise OSError(f"{listed.source}: none of its images can be read")
-            kept.append(listed.take(left) if left and len(left) < len(listed) else listed)
-        lists = iter(kept)
+        lists = (
+            listed.without({i for other, i in found if other == k})
+            for k, (listed, _) in enumerate(self.lists)
+        )
         return [next(lists) if isinstance(s, ImageList) else s for s in self.sources]
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:

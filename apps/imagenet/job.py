@@ -14,7 +14,6 @@ import chainermn
 import data
 import generated
 import images
-import lists
 import training
 import weights
 from chainermn.agreement import exit_together, run_on_root
@@ -23,6 +22,7 @@ from chainermn.files import read_json
 from chainermn.links import create_mnbn_model
 from chainermn.optimizers import GradientClipping
 from inspection import SECONDS, Inspection
+from lists import MOST_CLASSES, ImageList
 from models import ARCHITECTURES
 
 
@@ -66,12 +66,12 @@ def load_lists(
     about = run_on_root(comm, 0, "lists", lambda: describe(args, train, validation))
     has_time = args.skip_unreadable or args.test or not is_trained
     validation, *rest = inspection.settle(None if has_time else SECONDS)
-    if rest and isinstance(train, data.ImageList):
+    if rest and isinstance(train, ImageList):
         check_left(train, rest[0], about["classes"])
     return rest[0] if rest else train, validation, about, inspection
 
 
-def check_left(before: data.ImageList, after: data.ImageList, names: list[str]) -> None:
+def check_left(before: ImageList, after: ImageList, names: list[str]) -> None:
     """Raise OSError if too few images of a class can be read."""
     for label, left, total in before.hardly_left(after):
         name = f"class {label} {shown(names[label])}"
@@ -97,7 +97,7 @@ def describe(
     mean = next((path for path in means if args.mean or path.exists()), None)
     has_names = classes.exists() or args.classes
     if has_names:
-        names = read_names(classes, lists.MOST_CLASSES)
+        names = read_names(classes, MOST_CLASSES)
         check_order(names, classes)
         for path, source in ((args.train, train), (args.val, validation)):
             check_labels(source.labels, names, path)

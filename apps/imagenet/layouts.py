@@ -112,7 +112,9 @@ def find_images(
         parts.append(find_files(validation, pictures.endings()))
         files = parts[-1].files
         if not files:
-            raise FileNotFoundError(f"{shown(validation)} contains no image{advice(parts[-1])}")
+            raise FileNotFoundError(
+                f"{shown(validation)} contains no image{parts[-1].besides(pictures.hint)}"
+            )
         truth = ground_truth or find(root, None, ilsvrc.GROUND_TRUTHS)
         names = [os.path.basename(path) for path in files]
         labels = ilsvrc.read_ground_truth(truth, names, numbers)
@@ -211,11 +213,6 @@ def deeper(parent: Path, found: dict[str, Found]) -> list[str]:
             where = f"lie in {len(inner)} folders below it, such as {example}"
             return [f"images of {shown(name)} {where}: all of them are one class"]
     return []
-
-
-def advice(found: Found) -> str:
-    """Return what else a folder has, and what to do about it."""
-    return found.besides(pictures.hint)
 
 
 def words(name: str) -> list[str]:

@@ -3,7 +3,7 @@
 import codecs
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +104,7 @@ class ImageList:
             names.append(name)
             labels.append(int(label))
             if labels[-1] >= MOST_CLASSES:
-                expected = f"less than data.MOST_CLASSES = {MOST_CLASSES}"
+                expected = f"less than lists.MOST_CLASSES = {MOST_CLASSES}"
                 raise ValueError(
                     f"{source}:{number}: expected a class {expected}, got {os.fsdecode(label)}"
                 )
@@ -149,6 +149,21 @@ class ImageList:
         paths = [self[i][0] for i in numbers]
         labels, lines = self.labels[numbers], self.lines[numbers]
         return ImageList(paths, labels, self.confined, self.source, lines)
+
+    def without(self, unreadable: Collection[int]) -> "ImageList":
+        """Return the list without the images that cannot be read.
+
+        Raises
+        ------
+        OSError
+            If none is left.
+        """
+        if not unreadable:
+            return self
+        left = [i for i in range(len(self)) if i not in unreadable]
+        if not left:
+            raise OSError(f"{self.source}: none of its images can be read")
+        return self.take(left)
 
     def paths(self, root: str | Path | None = None) -> list[bytes]:
         """Return all paths without what does not change them, such as ``./``.

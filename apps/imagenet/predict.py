@@ -17,7 +17,6 @@ import chainer
 import numpy as np
 
 import images
-import layouts
 import trained
 from chainermn.datasets import pictures
 from chainermn.datasets.folders import find_files
@@ -80,7 +79,7 @@ def list_files(path: Path) -> list[Path]:
         return [path]
     found = find_files(path, pictures.endings())
     if not found.files:
-        raise FileNotFoundError(f"{shown(path)} contains no image{layouts.advice(found)}")
+        raise FileNotFoundError(f"{shown(path)} contains no image{found.besides(pictures.hint)}")
     for line in found.left_out(pictures.hint):
         print(line, file=sys.stderr)
     return [Path(file) for file in found.files]

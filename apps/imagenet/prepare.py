@@ -241,12 +241,9 @@ def finish(
         raise OSError("\n".join(["cannot read", *named, "--skip-unreadable leaves them out"]))
     left_out += [f"skipped: {line}" for line in inspection.told(problems)]
     for listed, seen, unreadable in looked_at:
-        left = [i for i in range(len(listed)) if i not in unreadable]
-        if not left:
-            raise OSError(f"{listed.source}: none of its images can be read")
-        lists.append(listed.take(left) if unreadable else listed)
-        lists[-1].lines = np.arange(1, len(left) + 1, dtype=np.int32)
-        stamps.append(seen[left, :2])
+        lists.append(listed.without(unreadable))
+        lists[-1].lines = np.arange(1, len(lists[-1]) + 1, dtype=np.int32)
+        stamps.append(np.delete(seen, list(unreadable), axis=0)[:, :2])
     train, val = lists
     for label, left, total in looked_at[0][0].hardly_left(train):
         readable = f"{left} of {total} images of {shown(names[label])}"

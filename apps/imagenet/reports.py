@@ -81,9 +81,8 @@ class SkippedFiles(chainer.training.Extension):
         """Say, on rank 0, which files are new. Collective."""
         before = len(self.known)
         for part in self.comm.allgather_obj(self.to_batch.skipped):
-            self.known.update(
-                (path, text) for path, text in part.items() if path not in self.known
-            )
+            for path, text in part.items():
+                self.known.setdefault(path, text)
         if self.comm.rank == 0:
             for line in told([*self.known.values()][before:]):
                 print(f"skipped: {line}", file=sys.stderr, flush=True)

@@ -199,6 +199,10 @@ def test_list_file(app, tmp_path):
     expected = [("a/b.jpg", 3), ("name with spaces.jpg", 0), (os.fsdecode("ü.jpg".encode()), 7)]
     assert [listed[i] for i in range(len(listed))] == expected
     assert [listed.take([1, 2])[i] for i in range(2)] == expected[1:]
+    assert [listed.without({0})[i] for i in range(2)] == expected[1:]
+    assert listed.without({}) is listed
+    with pytest.raises(OSError, match=r"list.txt: none of its images can be read"):
+        listed.without({0, 1, 2})
 
 
 NAMES = [b" a.jpg", b"\xe3\x80\x80b.jpg", b"c\xe2\x80\xa8\x0b\x1c\r.jpg", b"caf\xe9/d e.jpg"]
