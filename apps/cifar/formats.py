@@ -121,7 +121,7 @@ def python_names(key: str, content: bytes, source: str) -> list[str]:
 
 def fields_of(content: bytes) -> dict[str, Any]:
     """Return the dictionary in a pickle, without running it."""
-    found = pickles.read(content)
+    found = pickles.mapping(pickles.read(content))
     return {text(key): value for key, value in found.items()}
 
 

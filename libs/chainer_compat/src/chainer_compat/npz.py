@@ -91,7 +91,7 @@ def open_npz(
         else:
             opened = stack.enter_context(open(file, "rb"))
         name = name or getattr(opened, "name", None) or "the file"
-        with _explained(str(name)):
+        with explained(str(name)):
             _check_kind(opened, str(name))
             archive = stack.enter_context(zipfile.ZipFile(opened))
         yield NpzArrays(archive, str(name))
@@ -121,8 +121,8 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
     def __init__(self, archive: zipfile.ZipFile, name: str) -> None:
         self._archive = archive
         self._name = name
-        with _explained(name):
-            self._members = _list_members(archive)
+        with explained(name):
+            self._members = list_members(archive)
         self._headers: dict[str, _Header] = {}
         self._replaced: dict[str, NDArray[Any]] = {}
 
@@ -187,7 +187,7 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
     def _read(self, key: str, header: _Header) -> NDArray[Any]:
         try:
             with self._open(key) as stream:
-                _read_exactly(stream, header.offset)
+                read_exactly(stream, header.offset)
                 if header.dtype.hasobject:
                     return _read_objects(stream, header.size)
                 order: Any = "F" if header.fortran_order else "C"
@@ -205,7 +205,7 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
 
     @contextlib.contextmanager
     def _open(self, key: str) -> Iterator[IO[bytes]]:
-        with _explained(self._place(key)), self._archive.open(self._members[key]) as stream:
+        with explained(self._place(key)), self._archive.open(self._members[key]) as stream:
             yield stream
 
     def _check_fits(
@@ -245,7 +245,7 @@ class _Header(NamedTuple):
 
 
 @contextlib.contextmanager
-def _explained(place: str) -> Iterator[None]:
+def explained(place: str) -> Iterator[None]:
     """Turn all exceptions of zipfile, zlib and NumPy about damaged files into one type."""
     try:
         yield
@@ -271,7 +271,7 @@ def _check_kind(file: IO[bytes], name: str) -> None:
         )
 
 
-def _list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+def list_members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Return the members of an archive by array name, after checking their sizes."""
     members: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
@@ -331,19 +331,20 @@ def _fill(array: NDArray[Any], stream: IO[bytes]) -> None:
     content = array.ravel(order="K").view(numpy.uint8)
     for start in range(0, len(content), _CHUNK):
         part = content[start : start + _CHUNK]
-        part[:] = numpy.frombuffer(_read_exactly(stream, len(part)), numpy.uint8)
+        part[:] = numpy.frombuffer(read_exactly(stream, len(part)), numpy.uint8)
 
 
 def _read_objects(stream: IO[bytes], size: int) -> NDArray[Any]:
     if size > _LARGEST_PICKLE:
         raise NotPlainError(f"{size} bytes, but at most {_LARGEST_PICKLE} are examined")
-    array = pickles.array(pickles.read(_read_exactly(stream, size)))
+    array = pickles.array(pickles.read(read_exactly(stream, size)))
     if array.dtype != object:
         raise NotPlainError(f"an array of {array.dtype}")
     return array
 
 
-def _read_exactly(stream: IO[bytes], size: int) -> bytes:
+def read_exactly(stream: IO[bytes], size: int) -> bytes:
+    """Return so many bytes; raise EOFError if there are fewer."""
     content = stream.read(size)
     if len(content) < size:
         raise EOFError("it ends too early")

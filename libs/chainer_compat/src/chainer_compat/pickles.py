@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import pickletools
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import IO, Any
 
 import numpy
 from numpy.typing import NDArray
@@ -50,18 +50,32 @@ class Name:
 
 @dataclass(eq=False)  # a key must not compare all that a call holds
 class Call:
-    """A call that unpickling would make, and the state that it would give to the result."""
+    """A call that unpickling would make, and what it would give to the result.
+
+    An ordered dictionary is a call that gets items.
+    """
 
     function: Name
     arguments: tuple[Any, ...]
     state: Any = None
+    items: dict[Any, Any] = field(default_factory=dict)
 
 
-def read(pickle: bytes) -> Any:
+@dataclass(eq=False)
+class Outside:
+    """Something that is not in the pickle itself, such as the numbers of one of PyTorch's."""
+
+    label: Any
+
+
+ORDERED = Name("collections.OrderedDict")
+
+
+def read(pickle: bytes | IO[bytes]) -> Any:
     """Return what a pickle of protocol 2 or later describes.
 
-    It consists of None, numbers, strings, bytes, tuples, lists, dictionaries, `Name` and `Call`.
-    Strings of Python 2 are decoded as Latin-1.
+    It consists of None, numbers, strings, bytes, tuples, lists, dictionaries, `Name`, `Call` and
+    `Outside`. Strings of Python 2 are decoded as Latin-1. Of an open file, one pickle is read.
 
     Raises
     ------
@@ -104,7 +118,10 @@ def read(pickle: bytes) -> Any:
                 items = after_mark() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
                 # The digest of a tuple may take forever: each of its items may be one.
                 keys = [_expect((str, bytes, int, Call), key) for key in items[::2]]
-                _expect(dict, stack[-1]).update(zip(keys, items[1::2], strict=True))
+                target = stack[-1]
+                if isinstance(target, Call) and target.function == ORDERED:
+                    target = target.items
+                _expect(dict, target).update(zip(keys, items[1::2], strict=True))
             case "MEMOIZE":
                 memo[len(memo)] = stack[-1]
             case "BINPUT" | "LONG_BINPUT":
@@ -115,6 +132,8 @@ def read(pickle: bytes) -> Any:
                 stack.append(Name.of(*argument.split(" ", 1)))
             case "STACK_GLOBAL":
                 stack[-2:] = [Name.of(*stack[-2:])]
+            case "BINPERSID":
+                stack[-1] = Outside(stack[-1])
             case "REDUCE":
                 arguments = _expect(tuple, stack.pop())
                 stack[-1] = Call(_expect(Name, stack[-1]), arguments)
@@ -155,7 +174,7 @@ def array(found: object) -> NDArray[Any]:
         ):
             in_columns = order == "F"
         case _:
-            raise NotPlainError(_described(found))
+            raise NotPlainError(described(found))
     dtype = _dtype(kind)
     flat: NDArray[Any]
     if dtype.hasobject:
@@ -171,6 +190,26 @@ def array(found: object) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if in_columns else "C")
 
 
+def mapping(found: object) -> dict[Any, Any]:
+    """Return the items of a dictionary, ordered or not.
+
+    Raises
+    ------
+    NotPlainError
+        If it is not a dictionary.
+    """
+    match found:
+        case dict():
+            return found
+        case Call(Name("collections.OrderedDict"), ()):
+            return found.items
+        case Call(Name("collections.OrderedDict"), ([*pairs],)) if all(
+            isinstance(pair, list) and len(pair) == 2 for pair in pairs
+        ):  # of Python 2
+            return {_expect(str, key): value for key, value in pairs}
+    raise NotPlainError(described(found))
+
+
 def content(found: object) -> bytes:
     """Return what was found as bytes, which Python 2 and protocol 2 do not have.
 
@@ -184,7 +223,7 @@ def content(found: object) -> bytes:
             return bytes(found)
         case str(text) | Call(Name("_codecs.encode"), (str(text), "latin1")):
             return text.encode("latin-1")
-    raise NotPlainError(_described(found))
+    raise NotPlainError(described(found))
 
 
 def _plain(items: list[Any]) -> list[Any]:
@@ -201,7 +240,7 @@ def _plain(items: list[Any]) -> list[Any]:
             case None | bool() | int() | float() | str() | bytes():
                 pass
             case _:
-                raise NotPlainError(_described(item))
+                raise NotPlainError(described(item))
         if value is not item and isinstance(value, (bytes, str)):
             n_made += len(value)
             if n_made > _MOST_CHARACTERS:
@@ -220,16 +259,17 @@ def _dtype(found: object) -> numpy.dtype[Any]:
             return numpy.dtype(order + kind)
         case Call(Name("numpy.dtype"), (str(kind), *_)):
             raise NotPlainError(f"a number of type {kind!a:.100}")
-    raise NotPlainError(_described(found))
+    raise NotPlainError(described(found))
 
 
 def _expect(kind: type | tuple[type, ...], value: Any) -> Any:
     if not isinstance(value, kind):
-        raise NotPlainError(f"{_described(value)} in the wrong place")
+        raise NotPlainError(f"{described(value)} in the wrong place")
     return value
 
 
-def _described(what: object) -> str:
+def described(what: object) -> str:
+    """Return a noun for what was found, for messages."""
     if isinstance(what, Call):
         return f"a call of {ascii(what.function.text)[1:-1]}"
     return f"a value of type {type(what).__name__.lower()}"
