@@ -225,12 +225,15 @@ def cudnn_tests(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHONS, default=False)
-def trace_tests(session: nox.Session) -> None:
-    """Have the real Perfetto read a timeline, by its trace processor and without a browser."""
-    libs = [*CHAINER, "libs/chainermn[mpich,testing]"]
-    install(session, *libs, "--group", "test", "--group", "trace")
-    tests = "libs/chainermn/tests/profiling/test_trace_processor.py"
-    session.run("python", "-m", "pytest", tests, *session.posargs)
+def peer_tests(session: nox.Session) -> None:
+    """Test beside other programs: PyTorch computes the same, Perfetto reads a timeline.
+
+    They take 5 GB on disk.
+    """
+    install(session, *TESTED, *test_requirements(), "--group", "peers")
+    tests = ["apps/imagenet/test_torchvision.py", "libs/chainer_compat/tests/test_torchvision.py"]
+    tests.append("libs/chainermn/tests/profiling/test_trace_processor.py")
+    session.run("python", "-m", "pytest", *tests, *session.posargs)
 
 
 @nox.session(python=PYTHONS[0], default=False)

@@ -1,6 +1,6 @@
 """A timeline in the real Perfetto, which finds nothing wrong with it.
 
-``./noxw -s trace_tests`` installs what these tests need.
+``./noxw -s peer_tests`` installs what these tests need.
 """
 
 import importlib.util
