@@ -26,12 +26,14 @@ from chainer.dataset import concat_examples
 from chainer.distributions import Categorical
 from chainer.functions.math.clip import Clip
 from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
+from chainer.links.model.vision import vgg
 from chainer.reporter import DictSummary, Summary
 from chainer.serializers import HDF5Deserializer, HDF5Serializer, NpzDeserializer, load_npz
 from chainer.testing import doctest_helper
 from chainer.training.extensions import MicroAverage, PrintReport, ProgressBar
 from chainer.training.extensions.snapshot_writers import ThreadWriter
 from chainer.utils import to_coo
+from safetensors.numpy import save_file
 
 from chainer_compat.repairs import mnist
 
@@ -466,6 +468,30 @@ def _():
         dataset.set_dataset_root(Path(folder, "root"))
         path = dataset.cached_download(f"http://yann.lecun.com/exdb/mnist/{name}")
         assert Path(path).read_bytes() == b"labels"
+
+
+@check("resnet-torchvision")
+def _():
+    _understands_pytorch("torchvision's network of ResNet50Layers", L.ResNet50Layers)
+
+
+@check("vgg-torchvision")
+def _():
+    with mock.patch.object(vgg, "Linear", lambda *sizes, **_: L.Linear(1, 1)):  # half a GB
+        _understands_pytorch("torchvision's network of VGG16Layers", L.VGG16Layers)
+
+
+@check("googlenet-torchvision")
+def _():
+    _understands_pytorch("torchvision's GoogLeNet is another network", L.GoogLeNet)
+
+
+def _understands_pytorch(message, link):
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder, "weights.safetensors"))
+        save_file({"conv1.weight": numpy.zeros(1)}, file)
+        with pytest.raises(ValueError, match=message):
+            link(file)
 
 
 @check("cudnn-warning")

@@ -19,6 +19,7 @@ from chainer_compat.repairs import (
     serializers,
     setuptools82,
     streams,
+    vision,
     workers,
     writers,
 )
@@ -342,6 +343,20 @@ REPAIRS = (
         "yann.lecun.com no longer serves MNIST",
         _assumed,
         mnist.fetch_from_mirrors,
+    ),
+    *(
+        Repair(
+            f"{network}-torchvision",
+            f"chainer.links.model.vision.{network}",
+            "the hosts of its Caffe model are gone, and PyTorch's files are not understood",
+            _assumed,
+            function,
+        )
+        for network, function in (
+            ("resnet", vision.take_torchvisions_resnet),
+            ("vgg", vision.take_torchvisions_vgg),
+            ("googlenet", vision.refuse_torchvisions_googlenet),
+        )
     ),
     Repair(
         "cudnn-warning",
