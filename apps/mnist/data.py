@@ -26,7 +26,8 @@ MIRRORS = (
 )
 MOST_BYTES = 1 << 30  # of a file of the cache, unpacked; MNIST's larger one has 47 million
 PARTS = {"train": "train", "test": "t10k"}
-DIGITS = list("0123456789")
+DATASETS = ("digits", "mnist")
+CLASSES = list("0123456789")
 # Of the gzipped files; any other content is refused.
 SHA256 = {
     "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -75,7 +76,7 @@ def load(dataset: str, directory: str | None = None) -> tuple[TupleDataset, Tupl
             parts = idx.read_data_set(directory)
             for part, (_, labels) in zip(PARTS.values(), parts, strict=True):
                 source = idx.find(directory, f"{part}-labels-idx1-ubyte")
-                check_labels(labels, DIGITS, source, several=part == "train")
+                check_labels(labels, CLASSES, source, several=part == "train")
         else:
             parts = _load_cached("train"), _load_cached("test")
         return tuple(_scaled(*part, 255) for part in parts)
@@ -86,12 +87,12 @@ def load_shown(args: argparse.Namespace) -> tuple[TupleDataset, TupleDataset]:
     """Load as the options say; check that the network to evaluate fits, or show each digit."""
     train, validation = load(args.dataset, args.data)
     if args.evaluate:
-        network = MODELS[getattr(args, "model", "mlp")](args.unit, 10)
+        network = MODELS[getattr(args, "model", "mlp")](args.unit, len(CLASSES))
         network(train[0][0][None])  # so that weights for images of another size do not fit
         load_weights(Path(args.out, "best.npz"), network)
     else:
         labels = {"train": [digit for _, digit in train], "validate": [d for _, d in validation]}
-        show_classes(args.out, DIGITS, labels, lambda i: train[i][0])
+        show_classes(args.out, CLASSES, labels, lambda i: train[i][0])
     return train, validation
 
 

@@ -18,7 +18,7 @@ N_COLUMNS, N_ROWS = 6, 6  # readable on a phone
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
-    network = MODELS[args.model](args.unit, 10)
+    network = MODELS[args.model](args.unit, len(data.CLASSES))
     try:
         _, validation = data.load(args.dataset, args.data)
         images = np.stack([image for image, _ in validation])
@@ -49,7 +49,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     best = Path("result/best.npz")
     add("weights", metavar="FILE", nargs="?", type=Path, default=best, help="default: %(default)s")
-    add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
+    add("--dataset", choices=data.DATASETS, default="digits", help="default: %(default)s")
     add("--data", metavar="DIR", help="read MNIST's IDX files from this folder")
     add("--model", "-m", choices=MODELS, default="mlp", help="as in training")
     add("--unit", "-u", type=int, default=200, help="as in training")

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
 
-    network = MLP(args.unit, 10)
+    network = MLP(args.unit, len(data.CLASSES))
     network.to_device(device)  # all of it: rank 0 saves the other's layer too
     part = part_of(network, comm)
     model = chainer.links.Classifier(part) if comm.rank == 0 else part
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
+    add("--dataset", choices=data.DATASETS, default="digits", help="default: %(default)s")
     add("--data", metavar="DIR", help="read MNIST's IDX files from this folder")
     add("--batchsize", "-b", type=int, default=30, help="batch size")
     add("--epoch", "-e", type=int, default=20, help="number of epochs")

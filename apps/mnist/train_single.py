@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
 
-    network = MODELS[args.model](args.unit, 10)
+    network = MODELS[args.model](args.unit, len(data.CLASSES))
     model = chainer.links.Classifier(network)
     model.to_device(device)
     optimizer = chainer.optimizers.Adam()
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("--dataset", choices=["digits", "mnist"], default="digits", help="default: %(default)s")
+    add("--dataset", choices=data.DATASETS, default="digits", help="default: %(default)s")
     add("--data", metavar="DIR", help="read MNIST's IDX files from this folder")
     add("--model", "-m", choices=MODELS, default="mlp", help="default: %(default)s")
     add("--batchsize", "-b", type=int, default=30, help="batch size per process")
