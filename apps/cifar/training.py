@@ -40,7 +40,7 @@ def checked(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     """Parse the arguments; end the program if a number makes no sense."""
     args = parser.parse_args(argv)
     for name, value in vars(args).items():
-        least = 0 if name in ("seed", "dropout", "lr", "weight_decay") else 1
+        least = 0 if isinstance(value, float) or name == "seed" else 1
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
     return args
