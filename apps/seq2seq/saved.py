@@ -14,10 +14,8 @@ from models import MODELS, Translator
 from subwords import Subwords
 from vocabulary import Vocabulary, tokenize
 
-# Forms of the description.
+# Form of the description; that of the sizes is the network's.
 ABOUT = {"model": set(MODELS), "sizes": dict, "subwords": bool, "vocabularies": ([str], [str])}
-_SIZES = {"n_units": range(1, 1 << 16), "n_layers": range(1, 1 << 10), "share_embedding": bool}
-SIZES = {"lstm": _SIZES, "transformer": {**_SIZES, "n_heads": range(1, 1 << 10)}}
 MOST_WEIGHTS = 10**9
 
 
@@ -78,7 +76,7 @@ def read_description(path: Path) -> dict:
     about = read_json(path, ABOUT, most=1 << 28)
     if about.setdefault("normalization", None):  # older networks know text as it was
         check_form(about, {"normalization": {"NFC"}}, str(path))
-    form = SIZES[about["model"]]
+    form = MODELS[about["model"]].SIZES
     check_form(about["sizes"], form, str(path), "sizes")
     sizes = about["sizes"] = {name: about["sizes"][name] for name in form}
     source, target = about["vocabularies"]
@@ -101,7 +99,7 @@ def _count_weights(about: dict) -> int:
     """Return the number of weights in the matrices of a network; vectors have few."""
     sizes, (source, target) = about["sizes"], about["vocabularies"]
     n_units, n_layers = sizes["n_units"], sizes["n_layers"]
-    matrices = 28 * n_layers if about["model"] == "transformer" else 16 * n_layers + 3
+    matrices = MODELS[about["model"]].count_matrices(n_layers)
     tokens = len(source) + (0 if sizes["share_embedding"] else 2 * len(target))
     return n_units * (matrices * n_units + tokens)
 

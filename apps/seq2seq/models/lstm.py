@@ -24,6 +24,11 @@ class LSTM(Translator):
         Whether the vocabularies are the same and each token has one vector for all three uses.
     """
 
+    @staticmethod
+    def count_matrices(n_layers: int) -> int:
+        """See `Translator`."""
+        return 16 * n_layers + 3
+
     def __init__(
         self,
         n_source: int,

@@ -1,6 +1,7 @@
 """The Transformer (Vaswani et al., 2017), with normalization before each layer."""
 
 import math
+from typing import ClassVar
 
 import chainer
 import chainer.functions as F
@@ -36,6 +37,13 @@ class Transformer(Translator):
     ValueError
         If ``n_units`` is odd, or not a multiple of ``n_heads``.
     """
+
+    SIZES: ClassVar[dict[str, object]] = {**Translator.SIZES, "n_heads": range(1, 1 << 10)}
+
+    @staticmethod
+    def count_matrices(n_layers: int) -> int:
+        """See `Translator`."""
+        return 28 * n_layers
 
     def __init__(
         self,

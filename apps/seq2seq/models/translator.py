@@ -1,5 +1,7 @@
 """The common part of all networks."""
 
+from typing import ClassVar
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -13,7 +15,23 @@ class Translator(chainer.Chain):
     """A network that translates. Subclasses define `decode` and `begin`.
 
     Sentences are in host memory, and the network sends what it needs to its device.
+
+    Attributes
+    ----------
+    SIZES : dict
+        Sizes that a saved network may have, in the form that ``chainermn.files`` checks.
     """
+
+    SIZES: ClassVar[dict[str, object]] = {
+        "n_units": range(1, 1 << 16),
+        "n_layers": range(1, 1 << 10),
+        "share_embedding": bool,
+    }
+
+    @staticmethod
+    def count_matrices(n_layers: int) -> int:
+        """Return how many matrices of units by units a network has at least."""
+        return 0
 
     def decode(self, xs: np.ndarray, ys: np.ndarray) -> tuple[chainer.Variable, chainer.Variable]:
         """Score every token of known translations.
