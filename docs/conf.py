@@ -26,7 +26,7 @@ exclude_patterns = [
     "README.md",  # takes the place of index.md on GitHub
 ]
 
-myst_enable_extensions = ["alert", "colon_fence", "deflist"]
+myst_enable_extensions = ["alert", "colon_fence", "deflist", "html_image"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # notebooks show what `nox -s notebooks` has stored in them
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -110,7 +111,14 @@ def name_files_beyond_the_site(app: Sphinx, docname: str, source: list[str]) -> 
 
 def show_applications_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
     """Turn links to the READMEs of applications into links to the pages that include them."""
-    source[0] = re.sub(r"\]\((?:\.\./)+(apps/\w+)/README\.md", r"](/\1.md", source[0])
+    source[0] = re.sub(r"\]\((?:\.\./)+(apps(?:/\w+)?)/README\.md", r"](/\1.md", source[0])
+
+
+def show_listed_applications(app: Sphinx, path: Path, docname: str, source: list[str]) -> None:
+    """Do the same in the list of applications, which lies beside them, and find its pictures."""
+    if docname == "apps":
+        text = re.sub(r"\]\((\w+)/README\.md", r"](/apps/\1.md", source[0])
+        source[0] = text.replace('src="', 'src="../apps/')
 
 
 def index_what_people_search_for(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -156,6 +164,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("html-page-context", warn_of_internals)
     app.connect("source-read", name_files_beyond_the_site)
     app.connect("source-read", show_applications_on_the_site)
+    app.connect("include-read", show_listed_applications)
     app.connect("source-read", index_what_people_search_for)
     app.connect("source-read", hide_contents)
     app.connect("source-read", lay_out_columns)
