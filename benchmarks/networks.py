@@ -40,7 +40,7 @@ def mlp_parameters() -> int:
     return sum((n + 1) * m for n, m in itertools.pairwise(MLP_UNITS))
 
 
-#: Bytes of the gradients. ResNet-50 as in apps/imagenet, with 1000 classes.
+#: Bytes of the gradients. ResNet-50 as in Chainer's ImageNet example, with 1000 classes.
 GRADIENT_BYTES = {
     "mlp": 4 * mlp_parameters(),
     "conv": 4 * conv_parameters(),

@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -140,6 +141,16 @@ def drawn_fast(monkeypatch):
 def not_drawn(monkeypatch):
     """Leave initial weights as they are in memory, where a test does not look at them."""
     monkeypatch.setattr(chainer.initializers.Normal, "__call__", lambda self, array: None)
+
+
+@pytest.fixture
+def shallow(app, monkeypatch, drawn_fast) -> None:
+    """Make ResNet-50 small: one block per stage, images of 32x32 pixels."""
+    network, names = app.models.resnet.ResNet50, app.models.torchvision.NAMES
+    monkeypatch.setattr(network, "blocks", (1, 1, 1, 1))
+    monkeypatch.setattr(network, "insize", 32)
+    kept = {own: name for own, name in names["resnet50"].items() if not re.search("/[1-9]/", own)}
+    monkeypatch.setitem(names, "resnet50", kept)
 
 
 @pytest.fixture(scope="session")

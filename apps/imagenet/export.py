@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Write a network that train.py has trained as an ONNX file, for programs without Chainer.
+"""Write a network that train.py has trained for programs without Chainer.
 
-The file takes red, green and blue from 0 to 255, and returns the probability of each class.
+An ONNX file takes red, green and blue from 0 to 255, and returns the probability of each class.
+A safetensors file has the weights under their names in torchvision.
 """
 
 import argparse
@@ -15,7 +16,9 @@ import chainer
 import numpy as np
 
 import trained
-from chainermn.files import optional_path
+from chainermn.files import atomic_write, optional_path
+from models.torchvision import COUNTER, NAMES
+from weights import open_weights
 
 OPSET, IR_VERSION = 11, 6  # the highest opset of onnx_chainer, and the lowest that works
 
@@ -23,15 +26,21 @@ OPSET, IR_VERSION = 11, 6  # the highest opset of onnx_chainer, and the lowest t
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     try:
-        check_installed()
+        check_installed(args.format)
         model = trained.load(args.model)
-        content = export(model)
-        difference = compare(model, content)
-        args.out.write_bytes(content)
+        content = {"onnx": export, "safetensors": to_tensors}[args.format](model)
+        if args.format == "onnx":
+            difference = compare(model, content)
+            lines = [f"ONNX Runtime computes the same as Chainer, up to {difference:.1e}"]
+        else:
+            lines = how_to_load(model, args.out)
+        with atomic_write(args.out, "wb") as file:
+            file.write(content)
+        if args.format == "safetensors":
+            check_tensors(model, args.out)
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"error: {error}")
-    print(f"written: {args.out.resolve()} ({len(content) / 1e6:.1f} MB)")
-    print(f"ONNX Runtime computes the same as Chainer, up to {difference:.1e}")
+    print(f"written: {args.out.resolve()} ({len(content) / 1e6:.1f} MB)", *lines, sep="\n")
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -39,17 +48,74 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     default = " or else ".join(map(str, trained.DEFAULTS))
     add("--model", "-m", type=optional_path, metavar="FILE", help=f"weights; default: {default}")
-    add("--out", "-o", type=Path, metavar="FILE", default=Path("model.onnx"), help="output")
-    return parser.parse_args(argv)
+    kind = "default: the ending of --out, else onnx"
+    add("--format", "-f", choices=["onnx", "safetensors"], help=kind)
+    add("--out", "-o", type=Path, metavar="FILE", help="output; default: model.FORMAT")
+    args = parser.parse_args(argv)
+    is_tensors = args.out is not None and args.out.suffix == ".safetensors"
+    args.format = args.format or ("safetensors" if is_tensors else "onnx")
+    args.out = args.out or Path(f"model.{args.format}")
+    return args
 
 
-def check_installed() -> None:
+def check_installed(kind: str) -> None:
     """Tell users what to install, because not everyone needs it."""
-    for name in ("onnx", "onnxruntime"):
+    packages = {"onnx": ["onnx", "onnxruntime"], "safetensors": ["safetensors"]}[kind]
+    for name in packages:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise ImportError(f"{error}: pip install onnx onnxruntime") from None
+            raise ImportError(f"{error}: pip install {' '.join(packages)}") from None
+
+
+def arrays_of(model: trained.Trained) -> dict[str, np.ndarray]:
+    """Return the weights under their names in torchvision.
+
+    Raises
+    ------
+    ValueError
+        If torchvision has no network that computes the same.
+    """
+    arch = model.about["arch"]
+    own = chainer.serializers.npz.serialize(model.recognizer.network)
+    names = NAMES.get(arch, {})
+    if names.keys() != own.keys():
+        which = "Chainer's ResNet-50, which computes something else" if names else arch
+        raise ValueError(
+            f"expected one of torchvision's {', '.join(NAMES)}, got {which}: use --format onnx"
+        )
+    return {
+        other: np.asarray(own[name], np.int64 if COUNTER in other else np.float32, order="C")
+        for name, other in names.items()
+    }
+
+
+def to_tensors(model: trained.Trained) -> bytes:
+    """Return the content of a safetensors file, which torchvision and --initmodel take."""
+    from safetensors.numpy import save
+
+    about = {name: json.dumps(model.about[name]) for name in ("classes", "mean", "deviation")}
+    return save(arrays_of(model), {"format": "pt", "arch": model.about["arch"], **about})
+
+
+def check_tensors(model: trained.Trained, path: Path) -> None:
+    """Raise OSError unless a file has the weights, bit for bit."""
+    own = arrays_of(model)
+    with open_weights(path) as saved:
+        for name, other in saved.names.items():
+            if saved.read(name).tobytes() != own[other].tobytes():
+                raise OSError(f"{path} has another {other} than was written: is the disk damaged?")
+
+
+def how_to_load(model: trained.Trained, path: Path) -> list[str]:
+    """Return the lines of Python that load a file into torchvision."""
+    about = model.about
+    mean, std = ([float(f"{v / 255:.7g}") for v in about[n]] for n in ("mean", "deviation"))
+    return [
+        f"model = torchvision.models.{about['arch']}(num_classes={len(about['classes'])})",
+        f"model.load_state_dict(safetensors.torch.load_file({str(path)!r}))",
+        f"normalize = torchvision.transforms.Normalize({mean}, {std})",
+    ]
 
 
 def export(model: trained.Trained) -> bytes:

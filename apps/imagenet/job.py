@@ -14,16 +14,16 @@ import chainermn
 import data
 import generated
 import images
+import options
 import training
 import weights
 from chainermn.agreement import exit_together, run_on_root
 from chainermn.datasets.names import check_labels, read_names, shown
-from chainermn.files import read_json
 from chainermn.links import create_mnbn_model
 from chainermn.optimizers import GradientClipping
 from inspection import SECONDS, Inspection
 from lists import MOST_CLASSES, ImageList
-from models import ARCHITECTURES
+from models import ARCHITECTURES, create
 
 
 def start(args: argparse.Namespace) -> tuple[chainermn.CommunicatorBase, chainer.backend.Device]:
@@ -52,6 +52,11 @@ def load_lists(
 
     Raises as `batches.load`, `Inspection.settle` and `check_left` do.
     """
+    known = run_on_root(comm, 0, "weights", lambda: known_of(args))
+    if args.arch is None:
+        options.choose(args, known.get("arch"))
+        if known and comm.rank == 0:
+            print(f"network: {args.arch}, as in {weights_of(args)}", flush=True)
     if args.drawn:
         generated.provide(args.root, comm)
     train, validation = (
@@ -63,7 +68,7 @@ def load_lists(
         # An epoch would be lost if a file to validate with were found to be damaged after it.
         looks = [(validation, images.check_file), (train, images.check_header)]
     inspection = Inspection(looks, args.root, comm, args.skip_unreadable)
-    about = run_on_root(comm, 0, "lists", lambda: describe(args, train, validation))
+    about = run_on_root(comm, 0, "lists", lambda: describe(args, train, validation, known))
     has_time = args.skip_unreadable or args.test or not is_trained
     validation, *rest = inspection.settle(None if has_time else SECONDS)
     if rest and isinstance(train, ImageList):
@@ -81,15 +86,42 @@ def check_left(before: ImageList, after: ImageList, names: list[str]) -> None:
         )
 
 
+def weights_of(args: argparse.Namespace) -> Path | None:
+    """Return the file of the weights to start from, or to evaluate; None without any."""
+    if args.evaluate is not None:
+        return Path(args.evaluate or Path(args.out, "best.npz"))
+    return Path(args.initmodel) if args.initmodel else None
+
+
+def known_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what is known of the network that the weights are of; see `weights.Weights`."""
+    path = weights_of(args)
+    if path is None:
+        return {}
+    with weights.open_weights(path, args.arch) as found:
+        return found.about
+
+
 def describe(
-    args: argparse.Namespace, train: batches.Source, validation: batches.Source
+    args: argparse.Namespace,
+    train: batches.Source,
+    validation: batches.Source,
+    known: dict[str, Any],
 ) -> dict[str, Any]:
     """Return what users of the network need to know.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+    train, validation : batches.Source
+    known : dict
+        What is known of the weights. Their normalization goes before that of the lists.
 
     Raises
     ------
     OSError, ValueError
-        Also if a label has no name, or an image to validate with is of an unknown class.
+        Also if a label has no name, or an image to validate with is of an unknown class, or
+        --mean is not what the weights need.
     """
     folder = Path(args.train) if Path(args.train).is_dir() else Path(args.train).parent
     classes = args.classes or folder / "classes.txt"
@@ -108,9 +140,16 @@ def describe(
             f"{args.val} has images of class {validation.n_classes - 1}, but {args.train} has "
             f"only the classes 0 to {len(names) - 1}"
         )
+    if args.evaluate is not None and known.get("classes", names) != names:
+        raise ValueError(
+            f"{weights_of(args)} was trained with other classes than these lists have: give the "
+            "lists and --root of its training"
+        )
     about = {"mean": [128] * 3, "deviation": [64] * 3}
     if mean:
         about = data.read_statistics(mean)
+    if "mean" in known:
+        about = choose_colors(about, {name: known[name] for name in about}, args)
     return {
         "arch": args.arch,
         "insize": ARCHITECTURES[args.arch].insize,
@@ -136,51 +175,50 @@ def check_order(names: list[str], source: Path) -> None:
         )
 
 
+def choose_colors(
+    own: dict[str, list[float]], known: dict[str, list[float]], args: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Return the mean and deviation that weights were trained with, instead of others.
+
+    Raises
+    ------
+    ValueError
+        If the others were given as --mean.
+    """
+    if not all(np.allclose(own[name], known[name], rtol=1e-5) for name in own):
+        shown = ", ".join(
+            f"{name} {' '.join(f'{value:.6g}' for value in known[name])}" for name in known
+        )
+        path = weights_of(args)
+        if args.mean:
+            raise ValueError(f"{path} was trained with {shown}, not with {args.mean}: omit --mean")
+        print(f"colors: {shown}, as {path} was trained with", flush=True)
+    return known
+
+
 def create_network(
     args: argparse.Namespace, comm: chainermn.CommunicatorBase, about: dict[str, Any]
 ) -> chainer.Link:
     """Return the network with its initial weights.
+
+    Rank 0 says which of them are loaded, unless all are.
 
     Raises
     ------
     SystemExit
         On all ranks, if the weights cannot be loaded on any.
     """
-    network = ARCHITECTURES[args.arch](len(about["classes"]))
+    path, n_out = weights_of(args), len(about["classes"])
+    if path is None:
+        return create(args.arch, n_out)
     with exit_together(comm):
-        if args.initmodel:
-            load_initial_weights(network, args, comm)
-        if args.evaluate is not None:
-            path = Path(args.evaluate or Path(args.out, "best.npz"))
-            check_classes(path, about["classes"])
-            weights.load_weights(path, network)
-    return network
-
-
-def check_classes(path: Path, classes: list[str]) -> None:
-    """Raise ValueError if the description beside the weights has other classes."""
-    description = path.with_name("model.json")
-    if description.exists() and read_json(description, {"classes": [str]})["classes"] != classes:
-        raise ValueError(
-            f"{path} was trained with other classes than these lists have: give the lists, --root "
-            "and --arch of its training"
-        )
-
-
-def load_initial_weights(
-    network: chainer.Link, args: argparse.Namespace, comm: chainermn.CommunicatorBase
-) -> None:
-    """Load initial weights; rank 0 says which, unless all are loaded.
-
-    Raises
-    ------
-    OSError, ValueError
-    """
-    head = weights.head_of(ARCHITECTURES[args.arch]) if args.finetune else set()
-    loaded = weights.load_weights(args.initmodel, network, but=head)
-    if args.finetune and comm.rank == 0:
+        is_new = args.finetune and args.evaluate is None
+        head = weights.head_of(ARCHITECTURES[args.arch]) if is_new else set()
+        network, loaded = weights.load_network(path, args.arch, n_out, head)
+    if head and comm.rank == 0:
         new = ", ".join(sorted(head))
-        print(f"{len(loaded)} arrays of {args.initmodel} loaded; new: {new}", flush=True)
+        print(f"{len(loaded)} arrays of {path} loaded; new: {new}", flush=True)
+    return network
 
 
 def create_model(

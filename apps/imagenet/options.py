@@ -32,7 +32,7 @@ def parse_arguments(
     add("--mean", "-m", metavar="FILE", type=optional_path, help=mean)
     classes = "class names; default: classes.txt beside TRAIN"
     add("--classes", metavar="FILE", type=optional_path, help=classes)
-    arch = "default: small for drawn images, else resnet50"
+    arch = "default: that of --initmodel; or small for drawn images, else resnet50"
     add("--arch", "-a", choices=sorted(ARCHITECTURES), help=arch)
     add("--batchsize", "-B", type=int, default=32, help="batch size per process")
     add("--val_batchsize", "-b", type=int, default=250, help="the same in validation")
@@ -56,7 +56,7 @@ def parse_arguments(
     add("--seed", type=int, default=0, help="seed of initial weights and shuffling")
     out = "folder for log, pictures and snapshots"
     add("--out", "-o", metavar="DIR", default="result", help=out)
-    add("--initmodel", "-i", metavar="FILE", help="start from the weights in this model.npz")
+    add("--initmodel", "-i", metavar="FILE", help="start from these weights: NPZ, or PyTorch's")
     add("--finetune", action="store_true", help="do not load the head of --initmodel")
     add("--freeze", metavar="LAYER", nargs="+", default=[], help="layers that are not trained")
     add("--clip", type=float, metavar="NORM", help="largest norm of the mean gradient")
@@ -84,10 +84,27 @@ def parse_arguments(
     if args.ema is not None and args.mixed16:
         parser.error("--ema averages weights in float32, which --mixed16 does not have")
     drawn = not args.train
-    args.arch = args.arch or ("small" if drawn else "resnet50")
+    if args.root is None:
+        args.root = Path("generated") if drawn else Path()
+    if drawn:
+        args.train, args.val = args.root / "train.txt", args.root / "val.txt"
+    args.drawn = drawn
+    if args.arch or not (args.initmodel or args.evaluate is not None):
+        choose(args, args.arch)
+    check_numbers(parser, args)
+    if args.test:  # not among the files of a real run
+        args.out = str(Path(args.out, "test"))
+    return args
+
+
+def choose(args: argparse.Namespace, arch: str | None) -> None:
+    """Set the network, by default one for the images, and all options whose defaults it decides.
+
+    Without --arch, weights tell the network, which `parse_arguments` does not read.
+    """
+    args.arch = arch or ("small" if args.drawn else "resnet50")
     is_small = args.arch == "small"
     defaults = {
-        "root": Path("generated") if drawn else Path(),
         "epoch": 20 if is_small else 90,
         "lr": 0.4 if is_small else 0.1,
         "warmup": 1 if is_small else 5,
@@ -96,20 +113,14 @@ def parse_arguments(
     for name, default in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
-    if drawn:
-        args.train, args.val = args.root / "train.txt", args.root / "val.txt"
-    args.drawn = drawn
-    check_numbers(parser, args)
-    if args.test:  # not among the files of a real run
-        args.out = str(Path(args.out, "test"))
-    return args
 
 
 def check_numbers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """End the program if an option makes no sense."""
     for name in ("batchsize", "val_batchsize", "epoch", "checkpoint"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
+        number = getattr(args, name)
+        if number is not None and number < 1:
+            parser.error(f"--{name} must be at least 1, got {number}")
     if args.seed < 0:
         parser.error(f"--seed must be at least 0, got {args.seed}")
     if args.clip is not None and not args.clip > 0:

@@ -1,4 +1,4 @@
-"""Results of ONNX Runtime on the files that export.py writes, for every network."""
+"""Results of ONNX Runtime on the files that export.py writes, and the names for torchvision."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -20,12 +21,13 @@ def untrained(app, arch: str, n_classes: int, seed: int = 0):
     architecture = app.models.ARCHITECTURES[arch]
     recognizer = app.trained.Recognizer(architecture(n_classes), MEAN, DEVIATION)
     names = [f"class {i}" for i in range(n_classes)]
-    return app.trained.Trained(recognizer, architecture.insize, names)
+    about = {"arch": arch, "insize": architecture.insize, "classes": names}
+    return app.trained.Trained(recognizer, about | {"mean": MEAN, "deviation": DEVIATION})
 
 
 NIGHTLY = [
     pytest.param(name, marks=pytest.mark.nightly)
-    for name in ("alex", "googlenetbn", "nin", "resnet50", "vgg16")
+    for name in ("alex", "googlenetbn", "nin", "resnet50", "resnet101", "resnet152", "vgg16")
 ]
 
 
@@ -85,8 +87,12 @@ def test_command(export):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "missing/best.npz"], "No such file or directory: 'missing/model.json'"),
+        (["--model", "missing/best.npz"], "no trained network missing/best.npz: train first, .*"),
         (["--out", "missing/model.onnx"], "No such file or directory: 'missing/model.onnx'"),
+        (
+            ["--format", "safetensors"],
+            "one of torchvision's resnet50, resnet101, resnet152, vgg16, got small: use .* onnx",
+        ),
     ],
 )
 def test_wrong_input_gives_one_line(export, arguments, message):
@@ -94,7 +100,45 @@ def test_wrong_input_gives_one_line(export, arguments, message):
         export(*arguments)
 
 
-def test_error_without_onnx(export, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(SystemExit, match=r"error: .*onnxruntime.*: pip install onnx onnxruntime"):
-        export()
+@pytest.mark.parametrize(
+    ("kind", "missing", "install"),
+    [("onnx", "onnxruntime", "onnx onnxruntime"), ("safetensors", "safetensors", "safetensors")],
+)
+def test_error_without_a_package(export, monkeypatch, kind, missing, install):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SystemExit, match=rf"error: .*{missing}.*: pip install {install}\Z"):
+        export("--format", kind)
+
+
+def test_weights_for_torchvision(app, export, shallow):
+    model = untrained(app, "resnet50", 2)
+    network = model.recognizer.network
+    chainer.serializers.save_npz("result/best.npz", network, compression=False)
+    Path("result/model.json").write_text(json.dumps(model.about))
+    assert app.export.parse_arguments(["--format", "safetensors"]).out == Path("model.safetensors")
+    assert export("--out", "model.safetensors").splitlines()[1:] == [
+        "model = torchvision.models.resnet50(num_classes=2)",
+        "model.load_state_dict(safetensors.torch.load_file('model.safetensors'))",
+        "normalize = torchvision.transforms.Normalize([0.4705882, 0.4313725, 0.3921569], "
+        "[0.2352941, 0.1960784, 0.1568627])",
+    ]
+    found = load_file("model.safetensors")
+    assert len(found) == len(chainer.serializers.npz.serialize(network))
+    weight = network.res2[0].conv4.W.array
+    np.testing.assert_array_equal(found["layer1.0.downsample.0.weight"], weight)
+    np.testing.assert_array_equal(found["layer4.0.bn3.running_var"], network.res5[0].bn3.avg_var)
+    counters = {name for name in found if name.endswith("num_batches_tracked")}
+    assert {found[name].dtype for name in counters} == {np.dtype(np.int64)}
+    assert {found[name].dtype for name in found.keys() - counters} == {np.dtype(np.float32)}
+    assert {found[name].shape for name in counters} == {()}
+    again = app.trained.load(Path("model.safetensors"))
+    assert again.about == {**model.about, "insize": 32}
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, 32, 32), np.uint8)
+    np.testing.assert_array_equal(again.shares(images), model.shares(images))
+
+
+def test_chainers_resnet_is_not_for_torchvision(app, not_drawn):
+    model = untrained(app, "resnet50", 2)
+    model.recognizer.network = app.models.create("resnet50", 2, ["conv1/b"])
+    with pytest.raises(ValueError, match=r"got Chainer's ResNet-50, which computes something els"):
+        app.export.to_tensors(model)

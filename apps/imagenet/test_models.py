@@ -10,6 +10,10 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer.links.model.vision import googlenet as chainers_googlenet
+from chainer.links.model.vision import resnet as chainers_resnet
+from safetensors.numpy import save_file
+
+import chainermn
 
 Shapes = dict[str, tuple[int, ...]]
 Arrays = dict[str, np.ndarray]
@@ -22,6 +26,8 @@ BATCHES = {
     "googlenetbn": (2, 224),
     "nin": (2, 67),
     "resnet50": (2, 64),
+    "resnet101": (2, 64),
+    "resnet152": (2, 64),
     "small": (2, 24),
     "vgg16": (2, 32),
 }
@@ -309,7 +315,7 @@ def sample(names: Iterable[str], *nightly: str) -> list[object]:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_names_and_shapes_are_those_of_chainers_example(app, name, not_drawn):
-    model = app.models.ARCHITECTURES[name]()
+    model = app.models.create(name, 1000, SHAPES[name]())
     saved = chainer.serializers.npz.serialize(model)
     assert {key: np.shape(array) for key, array in saved.items()} == SHAPES[name]()
     assert (len(list(model.params())), model.count_params()) == PARAMETERS[name]
@@ -335,8 +341,7 @@ def test_weights_of_chainers_example_load_and_compute_what_they_do_there(
     arrays = draw(SHAPES[name]())
     path: Path = tmp_path / "weights.npz"
     np.savez(path, **arrays)
-    model = app.models.ARCHITECTURES[name]()
-    app.weights.load_weights(path, model)
+    model, _ = app.weights.load_network(path, name, 1000)
     path.unlink()  # alex has 250 MB
     for key, parameter in model.namedparams():
         np.testing.assert_array_equal(parameter.array, arrays[key[1:]], err_msg=key)
@@ -358,6 +363,131 @@ def test_weights_of_chainers_example_load_and_compute_what_they_do_there(
             np.testing.assert_allclose(ours.array, theirs.array, rtol=0, atol=1e-3 * spread)
 
 
+# torchvision's ResNets: numbers of blocks, and of parameters in its documentation.
+RESNETS = {
+    "resnet50": ((3, 4, 6, 3), 25_557_032),
+    "resnet101": ((3, 4, 23, 3), 44_549_160),
+    "resnet152": ((3, 8, 36, 3), 60_192_808),
+}
+
+
+def torchvision_resnet(blocks: Iterable[int], n_out: int) -> Shapes:
+    """Return torchvision's names and shapes."""
+    shapes: Shapes = {}
+
+    def add(conv: str, norm: str, *shape: int) -> None:
+        shapes[f"{conv}.weight"] = shape
+        for array in ("weight", "bias", "running_mean", "running_var"):
+            shapes[f"{norm}.{array}"] = shape[:1]
+        shapes[f"{norm}.num_batches_tracked"] = ()
+
+    add("conv1", "bn1", 64, 3, 7, 7)
+    n_in = 64
+    for stage, n in enumerate(blocks, 1):
+        inner = 32 * 2**stage
+        for block in range(n):
+            place = f"layer{stage}.{block}."
+            add(f"{place}conv1", f"{place}bn1", inner, n_in, 1, 1)
+            add(f"{place}conv2", f"{place}bn2", inner, inner, 3, 3)
+            add(f"{place}conv3", f"{place}bn3", 4 * inner, inner, 1, 1)
+            if block == 0:
+                add(f"{place}downsample.0", f"{place}downsample.1", 4 * inner, n_in, 1, 1)
+            n_in = 4 * inner
+    return shapes | {"fc.weight": (n_out, 2048), "fc.bias": (n_out,)}
+
+
+def draw_tensors(shapes: Shapes) -> Arrays:
+    """Return what `draw` does, under PyTorch's names."""
+    kinds = {"bias": "b", "running_mean": "b", "running_var": "avg_var", "weight": "W"}
+    kinds |= {"num_batches_tracked": "N"}
+    named = {
+        name: "gamma"
+        if name.endswith("weight") and len(shape) == 1
+        else kinds[name.split(".")[-1]]
+        for name, shape in shapes.items()
+    }
+    drawn = draw({f"{name}/{kind}": shapes[name] for name, kind in named.items()})
+    return {name: drawn[f"{name}/{kind}"] for name, kind in named.items()}
+
+
+def chainers_name(name: str) -> str:
+    """Return the name in `L.ResNet50Layers` of one of torchvision's weights."""
+    *place, layer, array = name.replace("downsample.", "downsample").split(".")
+    layer = {"downsample0": "conv4", "downsample1": "bn4", "fc": "fc6"}.get(layer, layer)
+    arrays = {"weight": "W", "bias": "b"}
+    if layer.startswith("bn"):
+        arrays = {"weight": "gamma", "bias": "beta", "num_batches_tracked": "N"}
+        arrays |= {"running_mean": "avg_mean", "running_var": "avg_var"}
+    if place:
+        stage, block = place
+        place = [f"res{int(stage[-1]) + 1}", f"b{block}" if int(block) else "a"]
+    return "/".join([*place, layer, arrays[array]])
+
+
+@pytest.mark.parametrize("name", sample(RESNETS, "resnet101", "resnet152"))
+def test_weights_of_torchvision_load_and_compute_what_they_do_there(
+    app, name, not_drawn, monkeypatch, tmp_path
+):
+    """Compare with Chainer's link, told to compute as Facebook's network does."""
+    blocks, n_parameters = RESNETS[name]
+    tensors = draw_tensors(torchvision_resnet(blocks, 1000))
+    save_file(tensors, tmp_path / "weights.safetensors")
+    model, loaded = app.weights.load_network(tmp_path / "weights.safetensors", name, 1000)
+    assert (len(loaded), model.count_params()) == (len(tensors), n_parameters)
+    (tmp_path / "weights.safetensors").unlink()
+
+    pool = functools.partial(F.max_pooling_2d, pad=1, cover_all=False)
+    monkeypatch.setattr(chainers_resnet, "max_pooling_2d", pool)
+    link = getattr(L, f"ResNet{name[6:]}Layers")(pretrained_model=None, downsample_fb=True)
+    named = {chainers_name(name): array for name, array in tensors.items()}
+    named["conv1/b"] = np.zeros(64, np.float32)
+    chainer.serializers.NpzDeserializer(named).load(link)
+    for layer in link.links():
+        if isinstance(layer, L.BatchNormalization):
+            layer.eps = 1e-5
+    x = np.random.default_rng(1).standard_normal((2, 3, 64, 64), dtype=np.float32)
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        scores, expected = model(x).array, link(x, ["fc6"])["fc6"].array
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5 * abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["resnet101", "resnet152", "vgg16"])
+def test_names_and_shapes_are_those_of_torchvision(app, name, not_drawn):
+    if name == "vgg16":
+        widths = [64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
+        places = [0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28]
+        layers = zip(places, widths, [3, *widths], strict=False)
+        expected = {f"features.{i}.weight": (n, n_in, 3, 3) for i, n, n_in in layers}
+        expected |= {"classifier.3.weight": (4096, 4096), "classifier.6.weight": (1000, 4096)}
+        expected |= {f"{name[:-6]}bias": shape[:1] for name, shape in expected.items()}
+        expected |= {"classifier.0.weight": (), "classifier.0.bias": (4096,)}  # None until used
+    else:
+        expected = torchvision_resnet(RESNETS[name][0], 1000)
+    own = chainer.serializers.npz.serialize(app.models.create(name, 1000))
+    names = app.models.torchvision.NAMES[name]
+    assert {names[key]: array.shape for key, array in own.items()} == expected
+
+
+def test_multi_node_batch_normalization_computes_with_the_same_eps(app, not_drawn):
+    comm = chainermn.create_communicator("naive")
+    model = chainermn.links.create_mnbn_model(app.models.create("resnet50", 3), comm)
+    layers = [link for link in model.links() if isinstance(link, L.BatchNormalization)]
+    assert {type(link).__name__ for link in layers} == {"MultiNodeBatchNormalization"}
+    assert ({link.eps for link in layers}, len(layers)) == ({1e-5}, 53)
+
+
+def test_weights_of_chainers_resnet_are_not_loaded_into_torchvisions(app, not_drawn):
+    """They would fit, except for the bias, which Chainer ignores."""
+    chainers, other = (
+        app.models.create("resnet50", 3, ["conv1/b"]),
+        app.models.create("resnet50", 3),
+    )
+    arrays = {f"a/{k}": v for k, v in chainer.serializers.npz.serialize(chainers).items()}
+    with pytest.raises(ValueError, match=r"conv1/b shows .*: also give the model\.npz of that"):
+        chainer.serializers.NpzDeserializer(arrays, "a/").load(other)
+    chainer.serializers.NpzDeserializer(arrays, "a/").load(chainers)
+
+
 def test_googlenet_without_its_auxiliary_classifiers(app, not_drawn):
     parameters = dict(app.models.ARCHITECTURES["googlenet"]().namedparams())
     own = [p.size for name, p in parameters.items() if not name.startswith(("/loss1", "/loss2"))]
@@ -368,7 +498,10 @@ def test_every_network_is_tested(app):
     assert set(app.models.ARCHITECTURES) == set(BATCHES)
 
 
-@pytest.mark.parametrize("name", sample(BATCHES, "alex", "googlenetbn", "resnet50", "vgg16"))
+SLOW = "alex", "googlenetbn", "resnet50", "resnet101", "resnet152", "vgg16"
+
+
+@pytest.mark.parametrize("name", sample(BATCHES, *SLOW))
 def test_scores_and_gradients(app, name, drawn_fast):
     np.random.seed(0)
     model = app.models.ARCHITECTURES[name](n_out=7)

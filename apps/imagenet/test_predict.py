@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -117,7 +118,10 @@ def test_unreadable_files_are_named_and_counted(app, place, predict):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"arch": "other"}, "'arch': expected one of alex, googlenet, googlenetbn, nin, resnet50"),
+        (
+            {"arch": "other"},
+            "'arch': expected one of alex, googlenet, googlenetbn, nin, resnet101, ",
+        ),
         ({"classes": "abc"}, "'classes': expected a list, got 'abc'"),
         ({"classes": []}, "expected 1 to lists.MOST_CLASSES = 100000 classes, got 0"),
         ({"classes": ["a"] * 100_001}, "lists.MOST_CLASSES = 100000 classes, got 100001"),
@@ -128,10 +132,12 @@ def test_unreadable_files_are_named_and_counted(app, place, predict):
     ],
 )
 def test_other_description_gives_one_line(app, place, predict, change, message):
+    write_weights(app, place / "result", "best.npz", 1)
     path = Path("result/model.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     status, _, err = predict("images")
-    assert status.startswith(f"error: {path}: ")
+    file = "result/best.npz" if "MOST_CLASSES" in message else path
+    assert status.startswith(f"error: {file}: ")
     assert message in status
     assert err == ""
 
@@ -140,15 +146,18 @@ def test_wrong_input_gives_one_line(app, place, predict):
     write_weights(app, place / "result", "best.npz", 1)
     np.savez(place / "result" / "other.npz", W=np.zeros(1))
     (place / "damaged").mkdir()
+    for copy in ("damaged/best.npz", "alone.npz"):
+        (place / copy).write_bytes(Path("result/best.npz").read_bytes())
     (place / "damaged" / "model.json").write_text('{"arch": "small", "mean": [1, 2, 3]}')
     (place / "result" / "a.jpg").write_bytes(Path("images/a.jpg").read_bytes())
     set_traps(place / "result" / "best.npz", place / "result" / "strange.npz", place / "trapped")
     for arguments, message in (
-        (["--model", "other/best.npz"], "No such file or directory: 'other/model.json'"),
-        (["--model", "result/missing.npz"], "No such file or directory: 'result/missing.npz'"),
-        (["--model", "result/other.npz"], "does not have the weights of this network"),
+        (["--model", "other/best.npz"], "no trained network other/best.npz: train first, such "),
+        (["--model", "result/missing.npz"], "there is no trained network result/missing.npz"),
+        (["--model", "result/other.npz"], "does not have the weights of small for 6 classes"),
+        (["--model", "alone.npz"], "error: model.json is missing: "),
         (["--model", "damaged/best.npz"], "model.json: 'classes' is missing"),
-        (["--model", "images/a.jpg"], "No such file or directory: 'images/model.json'"),
+        (["--model", "images/a.jpg"], "images/a.jpg is not an NPZ file"),
         (["--model", "result/strange.npz"], "in result/strange.npz is a pickle of more than None"),
         (["--model", "result/a.jpg"], "result/a.jpg is not an NPZ file"),
         (["--csv", "missing/t.csv"], "No such file or directory: 'missing/t.csv'"),
@@ -160,6 +169,15 @@ def test_wrong_input_gives_one_line(app, place, predict):
         assert "\n" not in status
         assert out == ""
     assert not (place / "trapped").exists()
+
+
+def test_nothing_has_been_trained(app, place, predict):
+    status, _, _ = predict("images")
+    assert status == (
+        "error: there is no trained network in result: train first, such as with 'mpiexec -n 2 "
+        f"python {os.path.relpath(app.trained.__file__.replace('trained', 'train'))}', which "
+        "writes one after each epoch"
+    )
 
 
 def test_error_without_a_gpu(app, place, predict):

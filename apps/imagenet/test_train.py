@@ -12,10 +12,12 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import chainer
 import numpy as np
 import pytest
 from chainer.backends import cuda
 from PIL import Image
+from safetensors.numpy import save_file
 
 import chainermn
 from chainermn.testing.mpiexec import run_job
@@ -70,7 +72,7 @@ def test_mean_image_of_the_original_example_is_described(app, tmp_path):
     np.save(tmp_path / "mean.npy", np.full((3, 5, 4), [[[10]], [[20.5]], [[30]]], np.float32))
     args = parse(app, "-a", "nin", "-m", str(tmp_path / "mean.npy"), "a.txt", "b.txt")
     listed = app.data.ImageList(["a.jpg", "b.jpg"], [0, 1])
-    assert app.job.describe(args, listed, listed) == {
+    assert app.job.describe(args, listed, listed, {}) == {
         "arch": "nin",
         "insize": 227,
         "classes": ["0", "1"],
@@ -88,10 +90,10 @@ def test_names_in_another_order_than_the_labels(app, tmp_path):
     ):
         names.write_text(content)
         with pytest.raises(ValueError, match=f"{names}: .*{message}"):
-            app.job.describe(args, listed, listed)
+            app.job.describe(args, listed, listed, {})
     for accepted in (["0 cat", "1 dog", "2 cow"], ["1", "10", "2"], ["1 cat", "10 dog", "2 cow"]):
         names.write_text("\n".join(accepted))
-        assert app.job.describe(args, listed, listed)["classes"] == accepted
+        assert app.job.describe(args, listed, listed, {})["classes"] == accepted
 
 
 @pytest.mark.parametrize(
@@ -308,13 +310,23 @@ def test_fine_tuning_with_another_number_of_classes(
             (shared_tmp_path / f"{part}.txt").write_text("".join(chosen))
     begun = two_ranks[1] / "model.npz"
     options = ["--train", shared_tmp_path / "train.txt", "--val", shared_tmp_path / "val.txt"]
-    options += ["--root", few, "--mean", few / "mean.json", "--arch", "small"]
+    options += ["--root", few]
     options += ["--initmodel", begun, "--finetune", "--freeze", "conv1", "bn1"]
     options += ["--epoch", "1", "--batchsize", "6", "--loaderjob", "0"]
     options += ["--ema", "0.9", "--clip", "1", "--tensorboard"]
     run(app.train.main, *options, "--out", shared_tmp_path / "result")
-    told = f"24 arrays of {begun} loaded; new: fc/W, fc/b\n" in capsys.readouterr().out
-    assert told == (chainermn.create_communicator().rank == 0)
+    if chainermn.create_communicator().rank == 0:
+        _, network, colors, *_, weights = capsys.readouterr().out.splitlines()[:4]
+        assert network == f"network: small, as in {begun}"
+        assert colors.startswith("colors: mean 1") and colors.endswith(
+            f"as {begun} was trained with"
+        )
+        assert weights == f"24 arrays of {begun} loaded; new: fc/W, fc/b"
+    begun_with, now = (
+        json.loads((out / "model.json").read_text())
+        for out in (two_ranks[1], shared_tmp_path / "result")
+    )
+    assert (now["mean"], now["deviation"]) == (begun_with["mean"], begun_with["deviation"])
     before, after = read_model(two_ranks[1]), read_model(shared_tmp_path / "result")
     assert after["fc/W"].shape == (3, 128)
     same = {name for name in before if np.array_equal(before[name], after[name])}
@@ -324,6 +336,58 @@ def test_fine_tuning_with_another_number_of_classes(
     }
     (events,) = (shared_tmp_path / "result/tensorboard").iterdir()
     assert ACCURACY.encode() in events.read_bytes()
+
+
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_fine_tuning_from_pytorch_and_back(
+    app, run, stop, few, shared_tmp_path, shallow, capsys, on_rank_0, fails
+):
+    """Everything uses the colors that torchvision trained with, also in a resumed run."""
+    is_root = chainermn.create_communicator().rank == 0
+    weights, out = shared_tmp_path / "resnet50.pth", shared_tmp_path / "result"
+    exported = shared_tmp_path / "model.safetensors"
+    names = app.models.torchvision.NAMES["resnet50"]
+
+    def write() -> None:
+        saved = chainer.serializers.npz.serialize(app.models.create("resnet50", 1000))
+        save_file({names[own]: array for own, array in saved.items()}, weights)
+        for name in ("train.txt", "val.txt"):
+            lines = (few / name).read_text().splitlines(keepends=True)[::6]
+            (shared_tmp_path / name).write_text("".join(lines))
+        for name in ("classes.txt", "mean.json"):
+            shutil.copy(few / name, shared_tmp_path)
+
+    on_rank_0(write)
+    images = [shared_tmp_path / "train.txt", shared_tmp_path / "val.txt", "--root", few]
+    images += ["--loaderjob", "0"]
+    options = [*images, "--initmodel", weights, "--finetune", "--freeze", "conv1", "bn1"]
+    options += ["--epoch", "1", "--batchsize", "5", "--checkpoint", "1", "--out", out]
+    stop(2, app.train.main, *options)
+    run(app.train.main, *options)
+    printed = capsys.readouterr().out
+    for line in (
+        f"network: resnet50, as in {weights}\n",
+        f"colors: mean 123.675 116.28 103.53, deviation 58.395 57.12 57.375, as {weights} was tra",
+        f"{len(names) - 2} arrays of {weights} loaded; new: fc/W, fc/b\n",
+        "resuming after iteration 1, ",
+    ):
+        assert (line in printed) == is_root
+    about = json.loads((out / "model.json").read_text())
+    colors = app.models.torchvision.COLORS
+    assert (about["arch"], about["mean"]) == ("resnet50", colors["mean"])
+    np.testing.assert_allclose(
+        app.trained.load(out / "model.npz").recognizer.mean.ravel(), colors["mean"], rtol=1e-6
+    )
+    differs = ["--mean", few / "mean.json"]
+    assert f"{weights} was trained with mean 123.675" in fails(app.train.main, *options, *differs)
+
+    on_rank_0(lambda: app.export.main(["--model", str(out / "model.npz"), "-o", str(exported)]))
+    with app.weights.open_weights(exported) as found:
+        assert found.about == {key: about[key] for key in ("arch", "classes", *colors)}
+    capsys.readouterr()
+    run(app.train.main, *images, "--evaluate", exported)
+    expected = f"{read_log(out)[-1][ACCURACY]:.2%} of the validation images recognized, "
+    assert (expected in capsys.readouterr().out) == is_root
 
 
 @pytest.mark.mpi(2, timeout=LIMIT)
@@ -337,6 +401,7 @@ def test_bad_input_ends_all_ranks_with_one_message(
     names = ("relabeled", "leading", "renamed", "links/list")
     relabeled, leading, renamed, linked = (place / f"{name}.txt" for name in names)
     strange, strange_model = place / "strange.0", place / "strange.npz"
+    alone, colors = place / "alone.npz", place / "mean.json"
     if comm.rank == 0:
         file.touch()
         relabeled.write_text((few / "val.txt").read_text().replace(" 9\n", " 12\n"))
@@ -347,13 +412,16 @@ def test_bad_input_ends_all_ranks_with_one_message(
         linked.write_text("a.jpg 1\n")
         os.mkfifo(pipe)
         shutil.copytree(two_ranks[1], place / "trained")
+        shutil.copy(model, alone)
+        colors.write_text('{"mean": [1, 2, 3], "deviation": [4, 5, 6]}')
         set_traps(snapshot, strange, place / "trapped")
         set_traps(model, strange_model, place / "trapped")
     comm.allgather_obj(None)
     other = (
-        "does not have the weights of this network: it lacks mlpconv1/0/W, "
+        "does not have the weights of nin for 10 classes: it lacks mlpconv1/0/W, "
         "mlpconv1/0/b, mlpconv1/1/W, mlpconv1/1/b, mlpconv1/2/W and 19 more; it also has"
     )
+    described = f"{model}, according to {model.with_name('model.json')}, is of small, not of nin"
     refusal = "is a pickle of more than None, numbers and strings: it has a call of posix.mkdir"
     cases = [
         (["--train", leading], f"{leading}:2: '../../etc/passwd' leads out of {few}; --allow-o"),
@@ -368,9 +436,13 @@ def test_bad_input_ends_all_ranks_with_one_message(
         (["--initmodel", strange_model, "--finetune"], f"in {strange_model} {refusal}"),
         (["--evaluate", strange_model], f"in {strange_model} {refusal}"),
         (["--resume", snapshot, "--arch", "nin"], f"{snapshot} does not fit"),
-        (["--initmodel", model, "--arch", "nin"], f"{model} {other}"),
-        (["--initmodel", model, "--arch", "nin", "--finetune"], f"{model} {other}"),
-        (["--evaluate", model, "--arch", "nin"], f"{model} {other}"),
+        (["--initmodel", model, "--arch", "nin"], f"{described}: omit --arch"),
+        (["--evaluate", model, "--arch", "nin"], f"{described}: omit --arch"),
+        (["--initmodel", alone, "--arch", "nin"], f"{alone} {other}"),
+        (["--initmodel", alone, "--arch", "nin", "--finetune"], f"{alone} {other}"),
+        (["--evaluate", alone, "--arch", "nin"], f"{alone} {other}"),
+        (["--initmodel", model, "--mean", colors], f"{model} was trained with mean "),
+        (["--evaluate", model, "--mean", colors], f"{model} was trained with mean "),
         (
             ["--evaluate", "--out", place / "trained", "--classes", renamed],
             f"{place}/trained/best.npz was trained with other classes than these lists",

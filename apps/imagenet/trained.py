@@ -1,25 +1,19 @@
 """A network that train.py has trained, with everything needed to use it."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import chainer
 import chainer.functions as F
 import numpy as np
 
-from chainermn.files import read_json
 from lists import MOST_CLASSES
 from models import ARCHITECTURES
-from weights import load_weights
+from weights import load_network, open_weights
 
 DEFAULTS = (Path("result/best.npz"), Path("result/model.npz"))
-FORM = {
-    "arch": set(ARCHITECTURES),
-    "classes": [str],
-    "insize": range(1, 1025),
-    "mean": (float,) * 3,
-    "deviation": (float,) * 3,
-}
 SHOWN = 5  # classes of an image
 
 
@@ -53,11 +47,27 @@ class Recognizer(chainer.Chain):
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained network, as `load` returns it."""
+    """A trained network, as `load` returns it.
+
+    Attributes
+    ----------
+    recognizer : Recognizer
+    about : dict
+        Content of ``model.json``.
+    """
 
     recognizer: Recognizer
-    insize: int  # height and width of the images, in pixels
-    classes: list[str]
+    about: dict[str, Any]
+
+    @property
+    def insize(self) -> int:
+        """Height and width of the images, in pixels."""
+        return self.about["insize"]
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes."""
+        return self.about["classes"]
 
     def shares(self, images: np.ndarray) -> np.ndarray:
         """Return the probability of each class, float32 of shape (batch, classes).
@@ -76,28 +86,38 @@ class Trained:
         return [(self.classes[i], float(shares[i])) for i in np.argsort(-shares)[:SHOWN]]
 
 
-def load(weights: Path | None = None) -> Trained:
+def load(path: Path | None = None) -> Trained:
     """Load weights, and ``model.json`` in the same folder.
 
     Parameters
     ----------
-    weights : path, optional
+    path : path, optional
         ``best.npz`` or ``model.npz`` of train.py; by default the first of the two that is in the
-        folder ``result``.
+        folder ``result``. A file of export.py is also taken, and needs no ``model.json``.
 
     Raises
     ------
-    OSError, ValueError
+    ImportError, OSError, ValueError
         If a file is missing or damaged, or the two do not belong together.
     """
-    weights = weights or next((path for path in DEFAULTS if path.exists()), DEFAULTS[0])
-    about = weights.with_name("model.json")
-    known = read_json(about, FORM)
-    if not 1 <= len(known["classes"]) <= MOST_CLASSES:
+    place = path or f"in {DEFAULTS[0].parent}"
+    path = path or next((path for path in DEFAULTS if path.exists()), DEFAULTS[0])
+    train = os.path.relpath(Path(__file__).with_name("train.py"))
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no trained network {place}: train first, such as with "
+            f"'mpiexec -n 2 python {train}', which writes one after each epoch"
+        )
+    with open_weights(path) as found:
+        about = found.about
+    if "classes" not in about:
+        raise FileNotFoundError(
+            f"{path.with_name('model.json')} is missing: {train} writes it beside the weights, "
+            "with the names of the classes and the colors that the network was trained with"
+        )
+    about.setdefault("insize", ARCHITECTURES[about["arch"]].insize)
+    if not 1 <= len(about["classes"]) <= MOST_CLASSES:
         expected = f"1 to lists.MOST_CLASSES = {MOST_CLASSES}"
-        raise ValueError(f"{about}: expected {expected} classes, got {len(known['classes'])}")
-    network = ARCHITECTURES[known["arch"]](len(known["classes"]))
-    recognizer = Recognizer(network, known["mean"], known["deviation"])
-    trained = Trained(recognizer, known["insize"], known["classes"])
-    load_weights(weights, network)
-    return trained
+        raise ValueError(f"{path}: expected {expected} classes, got {len(about['classes'])}")
+    network, _ = load_network(path, about["arch"], len(about["classes"]))
+    return Trained(Recognizer(network, about["mean"], about["deviation"]), about)

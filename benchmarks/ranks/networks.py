@@ -63,9 +63,9 @@ def conv() -> chainer.Link:
 
 def resnet50() -> chainer.Link:
     sys.path.insert(0, str(_APP))
-    from models.resnet50 import ResNet50
+    from models.resnet import ChainersResNet50
 
-    return ResNet50(1000)
+    return ChainersResNet50(1000)
 
 
 _MAKERS: Mapping[str, Callable[[], chainer.Link]] = {

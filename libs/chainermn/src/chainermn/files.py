@@ -82,7 +82,8 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        if error.errno and error.filename is None:  # if the disk is full
+        # There is no name if the disk is full.
+        if error.errno and error.filename in (None, str(temporary)):
             error.filename = str(path)
         raise
     finally:
