@@ -33,6 +33,16 @@ SWAPPED: dict[str, Callable[[Any], object]] = {
     "create_multi_node_checkpointer(name, comm)": (
         lambda comm: chainermn.create_multi_node_checkpointer(comm, "name")
     ),
+    "scatter_dataset(dataset, comm)": lambda comm: chainermn.scatter_dataset(comm, [1, 2]),
+    "create_multi_node_iterator(actual_iterator, communicator)": (
+        lambda comm: chainermn.iterators.create_multi_node_iterator(comm, iter([]))
+    ),
+    "create_synchronized_iterator(actual_iterator, communicator)": (
+        lambda comm: chainermn.iterators.create_synchronized_iterator(comm, iter([]))
+    ),
+    "create_mnbn_model(link, comm)": (
+        lambda comm: chainermn.links.create_mnbn_model(comm, chainer.Link())
+    ),
     "multi_node_snapshot(comm, snapshot, replica_sets)": (
         lambda comm: multi_node_snapshot(extensions.snapshot(), comm, [])
     ),
@@ -63,6 +73,30 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda comm: chainermn.create_multi_node_optimizer(chainer.optimizers.SGD, comm),
         "create_multi_node_optimizer: expected an optimizer, "
         "got the class SGD, not one of its objects",
+    ),
+    "optimizer that is wrapped already": (
+        lambda comm: chainermn.create_multi_node_optimizer(
+            chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm), comm
+        ),
+        "create_multi_node_optimizer: this optimizer averages gradients already; wrap it once",
+    ),
+    "scattering to a name": (
+        lambda comm: chainermn.scatter_dataset([1, 2], "naive"),
+        "scatter_dataset: expected a communicator, as create_communicator returns, "
+        "got 'naive' of type str",
+    ),
+    "no link": (
+        lambda comm: chainermn.links.create_mnbn_model(None, comm),
+        "create_mnbn_model: expected a model, which is a chainer.Link, got None of type NoneType",
+    ),
+    "number instead of a communicator's name": (
+        lambda comm: chainermn.create_communicator(2),
+        "create_communicator: expected the name of an algorithm, such as 'flat', got 2; "
+        "a communicator of mpi4py is passed as mpi_comm=...",
+    ),
+    "two names of communicators": (
+        lambda comm: chainermn.create_communicator("naive", "flat"),
+        "create_communicator: expected a communicator of mpi4py, got 'flat' of type str",
     ),
     "no evaluator": (
         lambda comm: chainermn.create_multi_node_evaluator(None, comm),

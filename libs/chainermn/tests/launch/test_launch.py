@@ -136,7 +136,7 @@ def test_signal_ends_the_job(
 def test_dry_run_prints_what_a_shell_can_run(tmp_path: Path) -> None:
     script = tmp_path / "writes it.py"
     script.write_text(WRITES)
-    printed = invoke("-n", 2, "--stall-limit", 8, "--dry-run", script, tmp_path, "a b").output
+    printed = invoke("-np", 2, "--stall-limit", 8, "--dry-run", script, tmp_path, "a b").output
     assert not list(tmp_path.glob("rank*"))
     subprocess.run(printed, shell=True, check=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == [

@@ -226,6 +226,41 @@ def test_parameters_initialized_later(comm: Any, double_buffering: bool) -> None
     assert_close(shared.target, reference.target)
 
 
+@pytest.mark.mpi(2)
+@pytest.mark.parametrize("n_set_up", [0, 1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"double_buffering": True},
+        {"overlap": True},
+        {"accumulate": 2},
+        {"uneven": True},
+        {"local": chainermn.optimizers.LocalSGD(period=2)},
+    ],
+    ids=str,
+)
+def test_forgotten_setup_raises_on_all_ranks(
+    comm: Any, options: dict[str, Any], n_set_up: int
+) -> None:
+    optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(), comm, **options)
+    model = network()
+    if comm.rank < n_set_up:
+        optimizer.setup(model)
+    message = rf"rank {n_set_up}: the optimizer has no model: call optimizer\.setup\(model\)"
+    with pytest.raises(RuntimeError, match=message):
+        optimizer.update(loss, model, *data(comm.rank, 0))
+
+
+@pytest.mark.mpi(1, 2)
+def test_trainer_of_an_optimizer_without_a_model(comm: Any) -> None:
+    optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(), comm)
+    iterator = chainer.iterators.SerialIterator([1], 1)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    with pytest.raises(RuntimeError, match=rf"^rank {comm.rank}: the optimizer has no model"):
+        chainer.training.Trainer(updater)
+
+
 @pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("double_buffering", [False, True])
 def test_another_target_is_synchronized(comm: Any, double_buffering: bool) -> None:

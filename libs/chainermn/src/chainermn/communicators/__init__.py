@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from chainermn import failures, global_except_hook
 from chainermn.agreement import check_equal
+from chainermn.arguments import check_has
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.communicators.extensions_at_work import extension_at_work
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
@@ -81,6 +82,8 @@ def create_communicator(
 
     Raises
     ------
+    TypeError
+        If the name is not a string, or ``mpi_comm`` is not a communicator of mpi4py.
     ValueError
         On every rank, if the name is unknown, or if ranks pass different arguments.
     RuntimeError
@@ -99,6 +102,13 @@ def create_communicator(
     """
     prepare_streams()
     global_except_hook.add_hook()
+    if not isinstance(communicator_name, str | None):
+        raise TypeError(
+            "create_communicator: expected the name of an algorithm, such as 'flat', got "
+            f"{communicator_name!r}; a communicator of mpi4py is passed as mpi_comm=..."
+        )
+    if mpi_comm is not None:
+        check_has("create_communicator", mpi_comm, "a communicator of mpi4py", "Get_group")
     with contextlib.ExitStack() as stack:
         with failures.starting():
             mpi_comm = world() if mpi_comm is None else mpi_comm

@@ -11,6 +11,7 @@ import numpy as np
 from chainer.datasets import SubDataset
 
 from chainermn.agreement import check_root, run_on_root
+from chainermn.arguments import check_communicator
 from chainermn.communicators import CommunicatorBase, create_communicator
 from chainermn.datasets.shards import Columns, Indices, scatter_columns
 from chainermn.resuming import unseeded_calls
@@ -74,8 +75,9 @@ def scatter_dataset(
     Raises
     ------
     TypeError
-        On every rank, if the data set of the root has no length, if its examples cannot be
-        pickled, or if it is a DataFrame of pandas, or a Series whose index is not 0, 1, 2, ...
+        If ``comm`` is not a communicator; on every rank, if the data set of the root has no
+        length, if its examples cannot be pickled, or if it is a DataFrame of pandas, or a Series
+        whose index is not 0, 1, 2, ...
     ValueError
         On every rank, if ``root`` is not a rank, or differs between ranks.
 
@@ -94,7 +96,9 @@ def scatter_dataset(
     [12, 13]
     """
     where = "scatter_dataset"
-    if not isinstance(comm, CommunicatorBase):
+    if not hasattr(comm, "Get_group"):  # of mpi4py, in scripts for ChainerMN 1.0
+        check_communicator("scatter_dataset(dataset, comm)", comm, dataset)
+    elif not isinstance(comm, CommunicatorBase):
         comm = create_communicator("naive", comm)
     check_root(comm, root, where)
     if shuffle and seed is None:

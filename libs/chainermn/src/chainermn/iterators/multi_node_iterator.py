@@ -9,6 +9,7 @@ from chainer.dataset import Iterator
 from chainer.serializers import DictionarySerializer
 
 from chainermn.agreement import check_root, run_on_root
+from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 _WHERE = "create_multi_node_iterator"
@@ -48,7 +49,8 @@ def create_multi_node_iterator(
     Raises
     ------
     TypeError
-        On every rank, if ``rank_master`` passes no iterator.
+        If ``communicator`` is not a communicator; on every rank, if ``rank_master`` passes no
+        iterator.
     ValueError
         On every rank, if ``rank_master`` is not a rank, or differs between ranks.
 
@@ -59,6 +61,8 @@ def create_multi_node_iterator(
     >>> next(iterator)
     [5, 6]
     """
+    call = f"{_WHERE}(actual_iterator, communicator)"
+    check_communicator(call, communicator, actual_iterator)
     check_root(communicator, rank_master, _WHERE)
     return MultiNodeIterator(actual_iterator, communicator, rank_master)
 

@@ -11,6 +11,7 @@ from chainer.dataset import Iterator
 from chainer.iterators import OrderSampler, ShuffleOrderSampler
 
 from chainermn.agreement import check_equal, run_together
+from chainermn.arguments import check_communicator
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.datasets.distributed_sampler import DistributedOrderSampler
 
@@ -57,6 +58,8 @@ def create_synchronized_iterator(
     >>> batches[0].upper() == batches[1]
     True
     """
+    call = f"{_WHERE}(actual_iterator, communicator)"
+    check_communicator(call, communicator, actual_iterator)
 
     def check() -> tuple[int, OrderSampler | None]:
         for name in ("dataset", "order_sampler", "reset"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 import sys
@@ -78,7 +79,8 @@ def run(
         If ssh cannot reach one of the hosts, or if a host lacks this Python, this library or, with
         MPICH, the current folder.
     TypeError, ValueError
-        If an argument is wrong, or if the function, its arguments or a result cannot be pickled.
+        If an argument is wrong, if the function does not take its arguments, or if the function,
+        its arguments or a result cannot be pickled.
     KeyboardInterrupt
         If you interrupt the call.
 
@@ -99,6 +101,7 @@ def run(
     ranks = operator.index(ranks)
     if ranks < 1:
         raise ValueError(f"run: ranks must be at least 1, got {ranks}")
+    _check_arguments(function, args, ranks)
     places = None if hosts is None else fill_hosts(_parsed(hosts), ranks)
     prepare_streams()
     _refuse_on_a_rank()
@@ -122,6 +125,22 @@ def _mpiexec(
     # Without -P, a random.py in the working directory would replace Python's own.
     arguments = ["-u", "-P", "-c", _WORKER]
     return mpiexec_command(ranks, arguments, hosts=hosts, forward=[*forward]), environment
+
+
+def _check_arguments(function: Callable[..., Any], args: Sequence[Any], ranks: object) -> None:
+    """Raise TypeError if the function does not take these arguments, before ranks start."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some functions in C
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        shown = getattr(function, "__name__", repr(function))
+        raise TypeError(
+            f"run: {shown}{signature} does not take the {len(args)} positional arguments given: "
+            f"{error}. The number of ranks is a keyword: run({shown}, ..., ranks={ranks!r})"
+        ) from None
 
 
 def _about_keywords(

@@ -26,6 +26,7 @@ from chainermn.launch.restarts import run_to_end
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
     "-n",
+    "-np",
     "--ranks",
     type=click.IntRange(1),
     help="Number of ranks. By default, as many as the hosts take.",

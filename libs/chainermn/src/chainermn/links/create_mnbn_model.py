@@ -7,6 +7,7 @@ import copy
 import chainer
 import chainer.links as L
 
+from chainermn.arguments import check_communicator, check_has
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.batch_normalization import Backend, get_communication_backend
 from chainermn.links.batch_normalization import MultiNodeBatchNormalization
@@ -39,6 +40,8 @@ def create_mnbn_model(
 
     Raises
     ------
+    TypeError
+        If ``link`` is not a link, or ``comm`` is not a communicator.
     ValueError
         If ``communication_backend`` is unknown, or ``comm`` does not have it.
 
@@ -49,6 +52,8 @@ def create_mnbn_model(
     >>> [type(layer).__name__ for layer in model]
     ['Linear', 'MultiNodeBatchNormalization']
     """
+    check_communicator("create_mnbn_model(link, comm)", comm, link)
+    check_has("create_mnbn_model", link, "a model, which is a chainer.Link", "links")
     get_communication_backend(comm, communication_backend)
     # deepcopy does not copy the layers in this memo, wherever they occur in the model.
     copies: dict[int, object] = {}

@@ -105,8 +105,9 @@ def create_multi_node_optimizer(
     Raises
     ------
     TypeError
-        If ``actual_optimizer`` is not an optimizer, ``communicator`` is not a communicator,
-        ``compression`` is not a compression, or ``double_buffering`` is neither True nor False.
+        If ``actual_optimizer`` is not an optimizer, or is one that this function has returned,
+        ``communicator`` is not a communicator, ``compression`` is not a compression, or
+        ``double_buffering`` is neither True nor False.
     ValueError
         If an argument has an invalid value, if the optimizer or the communicator does not support
         the compression, or if arguments exclude each other: ``double_buffering`` and ``local``
@@ -150,6 +151,8 @@ def create_multi_node_optimizer(
     call = f"{_WHERE}(actual_optimizer, communicator)"
     check_communicator(call, communicator, actual_optimizer)
     check_has(_WHERE, actual_optimizer, "an optimizer", "setup", "update")
+    if isinstance(actual_optimizer, MultiNodeOptimizer):
+        raise TypeError(f"{_WHERE}: this optimizer averages gradients already; wrap it once")
     if double_buffering not in (True, False, None):
         raise TypeError(
             f"{_WHERE}: double_buffering must be True or False, got {double_buffering!r}. Pass a "

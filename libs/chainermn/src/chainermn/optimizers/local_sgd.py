@@ -131,7 +131,7 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             `MultiNodeOptimizer.update`.
         """
         self._accumulated.take_over(self.actual_optimizer)
-        if not self._is_local:
+        if not self._is_local or self.actual_optimizer.target is None:
             super().update(lossfun, *args, **kwds)
             return
         if lossfun is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 import chainer
 
 from chainermn import spans
-from chainermn.agreement import check_equal
+from chainermn.agreement import InputError, check_equal
 from chainermn.gradients.parameters import initialized_parameters, named_parameters
 from chainermn.gradients.persistents import named_persistents
 from chainermn.gradients.step import Step
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 # Key in snapshots.
 _PENDING = "unsent"
+_NO_MODEL = InputError(
+    RuntimeError, "the optimizer has no model: call optimizer.setup(model) before training"
+)
 
 Overlap: TypeAlias = bool | Literal["auto"]
 
@@ -140,6 +143,8 @@ class MultiNodeOptimizer:
 
         Raises
         ------
+        RuntimeError
+            On every rank, if `setup` has not been called on any of them.
         ValueError
             On every rank, if the ranks have different parameters or settings, such as another
             learning rate, hook or frozen parameter, or if rank 0 has not loaded a snapshot that
@@ -147,6 +152,9 @@ class MultiNodeOptimizer:
             With ``accumulate``, if ``lossfun`` is not given.
         """
         accumulation.check_loss_is_given(lossfun, self._accumulate)
+        if self.actual_optimizer.target is None:
+            self._average(Step(has_new_parameters=True))  # lets all ranks compare their settings
+            self._agree_on_settings()
         self._accumulated.take_over(self.actual_optimizer)
         if lossfun is not None:
             self._compute_gradients(lossfun, *args, **kwds)
@@ -393,7 +401,8 @@ class MultiNodeOptimizer:
 
     def _agree_on_settings(self) -> None:
         """Raise on all ranks unless their optimizers have the same settings."""
-        check_equal(self.communicator, self._settings(), "create_multi_node_optimizer")
+        settings = _NO_MODEL if self.actual_optimizer.target is None else self._settings()
+        check_equal(self.communicator, settings, "create_multi_node_optimizer")
         if self.compression is not None:
             self._check_arithmetic(self.compression)
 
@@ -507,7 +516,10 @@ class MultiNodeOptimizer:
             replicas.follow_parameters(self.communicator, self.actual_optimizer.target)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.actual_optimizer, name)
+        value = getattr(self.actual_optimizer, name)
+        if name == "target" and value is None:
+            raise _NO_MODEL.kind(f"rank {self.communicator.rank}: {_NO_MODEL.message}")
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self) or hasattr(type(self), name):
