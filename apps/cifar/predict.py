@@ -2,7 +2,6 @@
 """Classify the test images with a trained network, and draw them."""
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 import data
 from chainermn.datasets.names import shown
-from chainermn.files import read_bytes, read_json
+from chainermn.files import check_trained, exit_on_error, read_bytes, read_json
 from model import MOST_BYTES, ResNet, load_weights
 
 N_COLUMNS, N_ROWS = 6, 6
@@ -28,18 +27,16 @@ ARGUMENTS = {
 MOST_EXAMPLES = 1_000_000  # are drawn
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
-    try:
+    with exit_on_error():
+        check_trained(args.weights, __file__, "run.json")
         trained = read_arguments(args.weights)
         sources = trained["dataset"], args.data or trained["data"], trained["examples"]
         images = data.load(*sources)
         images.check_classes(args.weights.with_name("run.json"))
         network = ResNet(trained["unit"], len(images.classes), trained["dropout"])
         load_weights(read_bytes(args.weights, MOST_BYTES), args.weights, network)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     chances = predict(network, data.normalized(images.test))
     labels = np.array([label for _, label in images.test])
     seen = chances.argmax(axis=1)
@@ -52,9 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"  {names[0]} taken for {names[1]}: {n} time{'s' * (n > 1)}")
     # Errors first, the most confident first; then correct ones, the least confident first.
     order = np.lexsort([np.where(wrong, -1, 1) * chances.max(axis=1), ~wrong])
-    draw(images, order[: N_COLUMNS * N_ROWS], seen, args.picture)
+    with exit_on_error():
+        draw(images, order[: N_COLUMNS * N_ROWS], seen, args.picture)
     print(f"picture: {args.picture.resolve()}")
-    return 0
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -123,4 +120,4 @@ def draw(images: data.Images, chosen: np.ndarray, seen: np.ndarray, path: Path) 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -146,8 +146,8 @@ def test_weights_that_do_not_fit_are_refused(trained, app, tmp_path, capsys):
         app.model.load_weights(path.read_bytes()[:-500], path, app.model.ResNet(4, 10, 0))
     set_traps(path, tmp_path / "best.npz", tmp_path / "trapped")
     shutil.copy(trained[1] / "run.json", tmp_path)
-    assert app.predict.main([str(tmp_path / "best.npz")]) == 1
-    assert re.match(r"error: .* in .*best\.npz is a pickle of more than", capsys.readouterr().err)
+    with pytest.raises(SystemExit, match=r"^error: .* in .*best\.npz is a pickle of more than"):
+        app.predict.main([str(tmp_path / "best.npz")])
     assert not (tmp_path / "trapped").exists()
 
 
@@ -166,7 +166,7 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(
     for options, message in [
         (["--dataset", "cifar10", "--data", "nowhere"], "No such file or directory: 'nowhere'"),
         (["--dataset", "cifar10", "--data", "pipe"], "pipe: expected a regular file, got a pipe"),
-        (["--evaluate"], "No such file or directory: 'result/best.npz'"),
+        (["--evaluate"], "there is no trained network result/best.npz: train first"),
         (["--evaluate", "--out", "strange"], "in strange/best.npz is a pickle of more than None"),
         (["--resume", "snapshot.0"], "in snapshot.0 is a pickle of more than None, numbers and"),
     ]:
@@ -214,18 +214,20 @@ def test_other_classes_and_other_images_are_noticed(app, call, refused, shared_t
     wrong = f"trained with the classes {then!a}, but --data has {now!a}"
     assert wrong in refused(app.train.main, *options, "--evaluate")
     assert f"(classes: {then!r}, now {now!r};" in refused(app.train.main, *options)
-    capsys.readouterr()
-    assert app.predict.main([str(out / "best.npz")]) == 1
-    assert wrong in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=re.escape(wrong)):
+        app.predict.main([str(out / "best.npz")])
 
 
-def test_predicting_says_what_is_missing(tmp_path, capsys, app):
+def test_predicting_says_what_is_missing(tmp_path, app):
     weights = [str(tmp_path / "best.npz")]
-    assert app.predict.main(weights) == 1
-    assert "run.json" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"^error: .* network .*best\.npz: train first"):
+        app.predict.main(weights)
+    (tmp_path / "best.npz").touch()
+    with pytest.raises(SystemExit, match=r"no .*run.json: train.py writes it beside the"):
+        app.predict.main(weights)
     (tmp_path / "run.json").write_text("{")
-    assert app.predict.main(weights) == 1
-    assert "run.json: not JSON" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"run\.json: not JSON"):
+        app.predict.main(weights)
     right = {"dataset": "shapes", "data": None, "examples": None, "unit": 8, "dropout": 0.1}
     for change, message in [
         ({"unit": 10**12}, "'unit': expected an integer from 1 to 1024, got 1000000000000"),
@@ -235,10 +237,9 @@ def test_predicting_says_what_is_missing(tmp_path, capsys, app):
         ({"dropout": "x"}, "'dropout': expected a finite number, got 'x'"),
     ]:
         (tmp_path / "run.json").write_text(json.dumps({"arguments": right | change}))
-        assert app.predict.main(weights) == 1
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"error: {tmp_path}/run.json")
-        assert line.endswith(message)
+        wrong = rf"^error: {tmp_path}/run\.json.*{re.escape(message)}$"
+        with pytest.raises(SystemExit, match=wrong):
+            app.predict.main(weights)
 
 
 @pytest.mark.mpi(2, timeout=LIMIT)

@@ -12,7 +12,7 @@ import data
 import training
 from chainermn.agreement import exit_together, run_on_root
 from chainermn.extensions import DistributedReport, StopOnSignal, multi_node_snapshot, record_run
-from chainermn.files import read_bytes
+from chainermn.files import check_trained, read_bytes
 from chainermn.progress import silence
 from model import MOST_BYTES, load_weights
 from reports import add_reports, print_summary, show_data
@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     best = Path(args.out, "best.npz")
 
     def read() -> bytes:
+        check_trained(best, __file__)
         images.check_classes(best.with_name("run.json"))
         return read_bytes(best, MOST_BYTES)
 

@@ -2,27 +2,25 @@
 """Draw images with a trained generator."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from chainermn.files import exit_on_error
 from model import draw_latents, generate, load_generator
 from reports import save_grid
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
-    try:
+    with exit_on_error():
         generator = load_generator(args.weights)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     np.random.seed(args.seed)
-    save_grid(generate(generator, draw_latents(args.number)), args.picture)
+    images = generate(generator, draw_latents(args.number))
+    with exit_on_error():
+        save_grid(images, args.picture)
     print(f"picture: {args.picture.resolve()}")
-    return 0
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -41,4 +39,4 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,6 +16,7 @@ import chainer.links as L
 import numpy as np
 
 from chainer_compat.npz import open_npz
+from chainermn.files import check_trained
 
 N_LATENT = 100
 WEIGHTS = chainer.initializers.Normal(0.02)
@@ -160,6 +161,7 @@ def load_generator(path: Path, expected: tuple[int, ...] | None = None) -> Gener
     OSError, ValueError
         If the file cannot be read, or does not have the weights of such a generator.
     """
+    check_trained(path, __file__)
     try:
         with open_npz(path) as saved:
             settings = saved.read_for("settings", np.zeros(3, np.int64)).tolist()

@@ -255,7 +255,7 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(
     comm.mpi_comm.Barrier()
     for options, message in [
         (["--dataset", "images", "--data", "bombs"], "00.png: .*exceeds limit of 10000"),
-        (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
+        (["--evaluate", "--out", "absent"], "no trained network absent/best.npz: train first"),
         (["--evaluate", "--out", "strange"], r"in strange/best\.npz is a pickle of more than"),
         (["--resume", "snapshot.0"], r"in snapshot\.0 is a pickle of more than None, numbers and"),
         (["--unit", "20"], r"with other settings \(unit: 4, now 20\)"),
@@ -425,19 +425,24 @@ def test_pictures_of_a_trained_generator(app, trained, tmp_path, capsys):
     found = []
     for name, options in (("a", []), ("b", []), ("c", ["--seed", "1"])):
         options = ["--number", "7", "--picture", str(tmp_path / f"{name}.png"), *options]
-        assert app.generate.main([str(out / "best.npz"), *options]) == 0
+        app.generate.main([str(out / "best.npz"), *options])
         found.append(read_picture(tmp_path / f"{name}.png"))
     assert capsys.readouterr().out.count("picture: ") == 3
     np.testing.assert_array_equal(found[0], found[1])
     assert not np.array_equal(found[0], found[2])
 
-    assert app.generate.main([str(out / "log")]) == 1
-    assert re.match(r"error: .*log is not an NPZ file", capsys.readouterr().err)
+    for wrong, message in [
+        ([out / "log"], "log is not an NPZ file"),
+        (["absent/best.npz"], "there is no trained network absent/best.npz: train first"),
+        ([out / "best.npz", "--picture", "absent/a.png"], "file or directory: 'absent/a.png'"),
+    ]:
+        with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+            app.generate.main(list(map(str, wrong)))
 
     strange = tmp_path / "strange.npz"
     set_traps(out / "best.npz", strange, tmp_path / "trapped")
-    assert app.generate.main([str(strange)]) == 1
-    assert re.match(r"error: .* in .*strange\.npz is a pickle of more", capsys.readouterr().err)
+    with pytest.raises(SystemExit, match=r"^error: .* in .*strange\.npz is a pickle of more"):
+        app.generate.main([str(strange)])
     assert not (tmp_path / "trapped").exists()
 
 

@@ -174,9 +174,9 @@ def test_wrong_input_gives_one_line(app, place, predict):
 def test_nothing_has_been_trained(app, place, predict):
     status, _, _ = predict("images")
     assert status == (
-        "error: there is no trained network in result: train first, such as with 'mpiexec -n 2 "
-        f"python {os.path.relpath(app.trained.__file__.replace('trained', 'train'))}', which "
-        "writes one after each epoch"
+        "error: there is no trained network result/best.npz: train first, such as with `mpiexec "
+        f"-n 2 python {os.path.relpath(app.trained.__file__.replace('trained', 'train'))} --out "
+        "result`, or name the file of another"
     )
 
 

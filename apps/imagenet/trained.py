@@ -1,6 +1,5 @@
 """A network that train.py has trained, with everything needed to use it."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
+from chainermn.files import check_trained
 from lists import MOST_CLASSES
 from models import ARCHITECTURES
 from weights import load_network, open_weights
@@ -100,19 +100,13 @@ def load(path: Path | None = None) -> Trained:
     ImportError, OSError, ValueError
         If a file is missing or damaged, or the two do not belong together.
     """
-    place = path or f"in {DEFAULTS[0].parent}"
     path = path or next((path for path in DEFAULTS if path.exists()), DEFAULTS[0])
-    train = os.path.relpath(Path(__file__).with_name("train.py"))
-    if not path.exists():
-        raise FileNotFoundError(
-            f"there is no trained network {place}: train first, such as with "
-            f"'mpiexec -n 2 python {train}', which writes one after each epoch"
-        )
+    check_trained(path, __file__)
     with open_weights(path) as found:
         about = found.about
     if "classes" not in about:
         raise FileNotFoundError(
-            f"{path.with_name('model.json')} is missing: {train} writes it beside the weights, "
+            f"{path.with_name('model.json')} is missing: train.py writes it beside the weights, "
             "with the names of the classes and the colors that the network was trained with"
         )
     about.setdefault("insize", ARCHITECTURES[about["arch"]].insize)

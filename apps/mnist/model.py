@@ -6,6 +6,8 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
+from chainermn.files import check_trained
+
 
 class MLP(chainer.Chain):
     """Perceptron with two hidden layers.
@@ -83,6 +85,7 @@ def load_weights(path: Path, network: chainer.Chain) -> None:
     OSError, ValueError
         If the file cannot be read, or has the weights of another network.
     """
+    check_trained(path, __file__)
     try:
         chainer.serializers.load_npz(path, network)
     except (KeyError, TypeError, ValueError) as error:

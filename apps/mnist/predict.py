@@ -2,7 +2,6 @@
 """Read the validation data with a trained network, and draw digits with its answers."""
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,22 +10,20 @@ import chainer
 import numpy as np
 
 import data
+from chainermn.files import exit_on_error
 from model import MODELS, load_weights
 
 N_COLUMNS, N_ROWS = 6, 6  # readable on a phone
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     network = MODELS[args.model](args.unit, len(data.CLASSES))
-    try:
+    with exit_on_error():
         _, validation = data.load(args.dataset, args.data)
         images = np.stack([image for image, _ in validation])
         predict(network, images[:1])  # so that weights for images of another size do not fit
         load_weights(args.weights, network)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     digits = np.array([digit for _, digit in validation])
     shares = predict(network, images)
     read = shares.argmax(axis=1)
@@ -39,9 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Errors first, the most confident first; then correct ones, the least confident first.
     order = np.lexsort([np.where(wrong, -1, 1) * shares.max(axis=1), ~wrong])
     shown = order[: N_COLUMNS * N_ROWS]
-    draw(images[shown], digits[shown], read[shown], args.picture)
+    with exit_on_error():
+        draw(images[shown], digits[shown], read[shown], args.picture)
     print(f"picture: {args.picture.resolve()}")
-    return 0
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -95,4 +92,4 @@ def draw(images: np.ndarray, digits: np.ndarray, read: np.ndarray, path: Path) -
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

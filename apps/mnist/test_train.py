@@ -316,7 +316,7 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(
             ["--evaluate", "--model", "cnn"],
             "weights of another network: --model, --unit, the size of the images and the number",
         ),
-        (["--evaluate", "--out", "absent"], "No such file or directory: 'absent/best.npz'"),
+        (["--evaluate", "--out", "absent"], "no trained network absent/best.npz: train first"),
         (["--resume", "absent"], "No such file or directory: 'absent'"),
         (["--resume", "snapshot.0"], "in snapshot.0 is a pickle of more than None, numbers and"),
         (["--evaluate", "--out", "strange"], "in strange/best.npz is a pickle of more than None"),
@@ -376,7 +376,7 @@ def test_predictions_wrong_ones_first(app, monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(app.predict, "draw", look)
     arguments = [str(weights), "--picture", str(picture)]
-    assert app.predict.main(arguments) == 0
+    app.predict.main(arguments)
     shown = capsys.readouterr().out
     assert shown.startswith(f"{is_right.mean():.2%} of 360 images read correctly\n")
     wrong = drawn["digits"] != drawn["read"]
@@ -386,13 +386,20 @@ def test_predictions_wrong_ones_first(app, monkeypatch, tmp_path, capsys):
     assert (tmp_path / "wide.png").read_bytes().startswith(PNG)
     files = write_mnist(tmp_path / "mnist", gzipped=False)
     for other in (["--model", "cnn"], ["--dataset", "mnist", "--data", str(files)]):
-        assert app.predict.main([*arguments, *other]) == 1
-        assert "has the weights of another network" in capsys.readouterr().err
+        with pytest.raises(SystemExit, match="has the weights of another network"):
+            app.predict.main([*arguments, *other])
+    for wrong, message in [
+        (["absent/best.npz"], "there is no trained network absent/best.npz: train first"),
+        ([str(tmp_path)], f"{tmp_path} is a folder: name a file in it, such as best.npz"),
+        ([str(weights), "--picture", "absent/a.png"], "No such file or directory: 'absent/a.png'"),
+    ]:
+        with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+            app.predict.main(wrong)
 
     strange = tmp_path / "strange.npz"
     set_traps(weights, strange, tmp_path / "trapped")
-    assert app.predict.main([str(strange)]) == 1
-    assert re.match(r"error: .* in .*strange\.npz is a pickle of more", capsys.readouterr().err)
+    with pytest.raises(SystemExit, match=r"^error: .* in .*strange\.npz is a pickle of more"):
+        app.predict.main([str(strange)])
     assert not (tmp_path / "trapped").exists()
 
 

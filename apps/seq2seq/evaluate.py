@@ -10,7 +10,7 @@ import chainer
 
 from chainermn.datasets.names import shown
 from chainermn.datasets.texts import LONGEST_LINE, Form, read_lines
-from chainermn.files import optional_path
+from chainermn.files import exit_on_error, optional_path
 from chainermn.progress import Progress
 from evaluation import METRICS, is_exact
 from models import Translator
@@ -22,15 +22,13 @@ from vocabulary import Vocabulary
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
-    device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
-    device.use()
-    try:
+    with exit_on_error():
+        device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
+        device.use()
         model, *vocabularies, form = load_network(args.network)
         sources, references = read_pairs(args.source, args.target, form, LONGEST_SENTENCE)
         if args.train_source:
             train = read_pairs(args.train_source, args.train_target, form)
-    except (ImportError, OSError, ValueError) as error:
-        raise SystemExit(f"error: {error}") from None
     model.to_device(device)
     found = {
         "network": translate_all(model, *vocabularies, sources, args.beam, args.batchsize),

@@ -8,7 +8,7 @@ import chainer
 
 from chainer_compat.npz import open_npz
 from chainermn.datasets.texts import Form
-from chainermn.files import atomic_write, check_form, read_json
+from chainermn.files import atomic_write, check_form, check_trained, read_json
 from corpus import Corpus
 from models import MODELS, Translator
 from subwords import Subwords
@@ -52,6 +52,7 @@ def load_network(path: Path) -> tuple[Translator, Vocabulary, Vocabulary, Form]:
     OSError, ValueError
         If the file, or what has to lie beside it, cannot be used.
     """
+    check_trained(path, __file__, "model.json")
     description = path.with_name("model.json")
     about = read_description(description)
     split = Subwords.read(path.with_name("subwords.model")) if about["subwords"] else tokenize
@@ -128,6 +129,7 @@ def load_again(path: Path, model: Translator, about: dict) -> None:
     OSError, ValueError
         If the file cannot be read, or does not fit.
     """
+    check_trained(path, __file__)
     beside = path.with_name("model.json")
     vocabularies = list(map(list, about["vocabularies"]))
     if beside.exists() and read_description(beside)["vocabularies"] != vocabularies:

@@ -394,7 +394,7 @@ def test_error_for_files_that_do_not_fit_each_other(app, error_of, prepared, tmp
     assert shown.startswith("error: the files must be translations line for line, but ")
     assert "has 60 lines" in shown
     shown = error_of(app.evaluate.main, prepared / "best.npz", *options)
-    assert shown.startswith("error: [Errno 2] No such file or directory: ")
+    assert shown.startswith(f"error: there is no trained network {prepared}/best.npz: train first")
 
 
 def test_nearest_neighbors_by_hand(app):

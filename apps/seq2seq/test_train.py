@@ -7,6 +7,8 @@ import os
 import pickle
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -159,7 +161,11 @@ def test_translate(app, call, trained, dates, options, beam, batchsize):
 
 @pytest.mark.mpi(2, timeout=LIMIT)
 def test_network_of_a_stranger_runs_nothing(app, error_of, trained, tmp_path):
+    message = error_of(app.translate.main, tmp_path / "best.npz")
+    assert re.match(r"error: there is no trained network .*best.npz: train first", message)
     set_traps(trained[1] / "best.npz", tmp_path / "best.npz", tmp_path / "trapped")
+    message = error_of(app.translate.main, tmp_path / "best.npz")
+    assert re.match(r"error: there is no .*model.json: train.py writes it beside the", message)
     shutil.copy(trained[1] / "model.json", tmp_path)
     message = error_of(app.translate.main, tmp_path / "best.npz")
     assert re.match(r"error: .* in .*best\.npz is a pickle of more than", message)
@@ -680,6 +686,17 @@ def test_lines_that_are_too_long_to_translate(app, call, error_of, described, tm
     assert shown == f"error: {tmp_path}/long:2: expected a line of at most 5000 bytes"
 
 
+def test_reader_of_translations_may_leave(described, tmp_path):
+    """As ``translate.py | head`` does."""
+    command = [sys.executable, Path(__file__).with_name("translate.py"), tmp_path / "best.npz"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate("a\n" * 9, timeout=LIMIT)
+    assert (errors, process.returncode) == ("", -signal.SIGPIPE)
+
+
 def test_odd_text_to_translate(app, call, error_of, described, tmp_path, capsys):
     """Gzipped, with byte order marks, letters in two parts, and lines that are not UTF-8."""
     weights, translate = tmp_path / "best.npz", app.translate.main
@@ -779,7 +796,7 @@ def test_every_rank_ends_with_one_clear_error(app, refused, train, dates, shared
             ["--evaluate", other / "best.npz"],
             "was trained on other text, or with other opt",
         ),
-        (dates, ["--evaluate"], "No such file or directory: .*best.npz"),
+        (dates, ["--evaluate"], "there is no trained network .*best.npz: train first"),
         (dates, ["--model", "transformer", "--unit", "10"], "got 10 units and 4 heads"),
         (dates, ["--validation-target", dates[1]], "source and --validation-target belong tog"),
         (dates, ["--hold-out", "0"], "--hold-out must be a positive number, got 0"),

@@ -2,6 +2,7 @@
 """Translate lines from standard input."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -11,6 +12,7 @@ import chainer
 
 from batches import pad
 from chainermn.datasets.texts import lines_in
+from chainermn.files import exit_on_error
 from models import Translator
 from saved import load_network
 from vocabulary import Vocabulary
@@ -21,22 +23,18 @@ LONGEST_SENTENCE = 5_000
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
-    device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
-    device.use()
-    try:
+    with exit_on_error():
+        device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
+        device.use()
         model, source, target, form = load_network(args.network)
-    except (ImportError, OSError, ValueError) as error:
-        raise SystemExit(f"error: {error}") from None
     model.to_device(device)
     sys.stdout.reconfigure(encoding="utf-8")
     say = partial(print, file=sys.stderr)
     read = lines_in(sys.stdin.buffer, "standard input", LONGEST_SENTENCE, form, say)
-    try:
+    with exit_on_error():
         for lines in batches((text or "" for _, text in read), args.batchsize):
             for line in translate(model, source, target, lines, args.beam):
                 print(line, flush=True)
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from None
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -77,4 +75,5 @@ def translate(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends without a message in front of head
     main()

@@ -18,6 +18,8 @@ import pytest
 
 from chainermn.files import (
     atomic_write,
+    check_trained,
+    exit_on_error,
     open_regular,
     open_tar,
     read_bytes,
@@ -35,6 +37,22 @@ with atomic_write(sys.argv[1]) as file:
     file.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+def test_program_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended, exit_on_error():
+        check_trained("a result/best.npz", tmp_path / "app" / "predict.py")
+    assert ended.value.code == (
+        "error: there is no trained network a result/best.npz: train first, such as with "
+        "`mpiexec -n 2 python app/train.py --out 'a result'`, or name the file of another"
+    )
+    Path("best.npz").touch()
+    check_trained("best.npz", "predict.py")
+    with pytest.raises(FileNotFoundError, match=r"^there is no run\.json: train.py writes it"):
+        check_trained("best.npz", "predict.py", "run.json")
+    with pytest.raises(IsADirectoryError, match=r"is a folder: name a file in it, such as best"):
+        check_trained(tmp_path, "predict.py")
 
 
 @pytest.mark.parametrize(("mode", "content"), [("w", "ä\n"), ("wb", "ä\n".encode())])

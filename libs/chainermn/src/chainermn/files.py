@@ -13,6 +13,7 @@ import json
 import os
 import reprlib
 import secrets
+import shlex
 import stat
 import sys
 import tarfile
@@ -42,6 +43,74 @@ def optional_path(text: str) -> Path | None:
     Namespace(data=None)
     """
     return Path(text) if text else None
+
+
+@contextlib.contextmanager
+def exit_on_error() -> Iterator[None]:
+    """End the program with a one-line message if the ``with`` block fails.
+
+    Use it in programs of one process, around steps that fail because of wrong input.
+    `chainermn.agreement.exit_together` does the same on several ranks.
+
+    Raises
+    ------
+    SystemExit
+        If the block raises ImportError, OSError, RuntimeError or ValueError.
+
+    Examples
+    --------
+    >>> with chainermn.files.exit_on_error():
+    ...     chainermn.files.check_trained("result/best.npz", "apps/mnist/predict.py")
+    Traceback (most recent call last):
+    SystemExit: error: there is no trained network result/best.npz: train first, such as ...
+    """
+    try:
+        yield
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def check_trained(
+    weights: str | os.PathLike[str], script: str | os.PathLike[str], *beside: str
+) -> None:
+    """Check that a training has written the files that a program needs.
+
+    Parameters
+    ----------
+    weights : path
+        File with the weights of a network.
+    script : path
+        Program that needs it, in the folder of ``train.py``.
+    *beside : str
+        Names of other files that it needs, in the folder of ``weights``.
+
+    Raises
+    ------
+    FileNotFoundError, IsADirectoryError
+        If one of the files is missing, or a folder; the message says how to get it.
+
+    Examples
+    --------
+    >>> chainermn.files.check_trained("result/best.npz", "apps/mnist/predict.py")
+    Traceback (most recent call last):
+    FileNotFoundError: there is no trained network result/best.npz: train first, such as ...
+    """
+    weights = Path(weights)
+    if weights.is_dir():
+        raise IsADirectoryError(f"{weights} is a folder: name a file in it, such as best.npz")
+    missing = [it for it in map(weights.with_name, (weights.name, *beside)) if not it.exists()]
+    if weights in missing:
+        train = os.path.relpath(Path(script).with_name("train.py"))
+        command = f"mpiexec -n 2 python {shlex.join((train, '--out', str(weights.parent)))}"
+        raise FileNotFoundError(
+            f"there is no trained network {weights}: train first, such as with `{command}`, or "
+            "name the file of another"
+        )
+    if missing:
+        raise FileNotFoundError(
+            f"there is no {missing[0]}: train.py writes it beside the weights, keep both in one "
+            "folder"
+        )
 
 
 @contextlib.contextmanager
