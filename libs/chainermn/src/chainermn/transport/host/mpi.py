@@ -132,7 +132,10 @@ def _end_child() -> None:
 
 def _check_alone(mpi: ModuleType) -> None:
     """Raise RuntimeError if this process was started with others that MPI does not know."""
-    library = mpi.Get_library_version().splitlines()[0].strip()
+    # Open MPI's line continues with where it was built.
+    library = " ".join(
+        mpi.Get_library_version().splitlines()[0].partition(", package:")[0].split()
+    )
     # Inside a job step of Slurm, mpiexec's variables count. But srun --mpi=pmi2 sets MPICH's, too.
     is_by_srun = _SRUN_SIZE in os.environ and "MPI_LOCALNRANKS" not in os.environ
     names = [name for name in _LAUNCHER_SIZES if not (is_by_srun and name == "PMI_SIZE")]
