@@ -157,8 +157,10 @@ def vgg_outputs(weights, convolutions, x):
         if position in convolutions:
             x = F.relu(F.convolution_2d(x, *values, pad=1))
         elif position - 1 not in convolutions:  # that is its ReLU
-            x = F.max_pooling_2d(x, 2, 2)
+            x = F.max_pooling_2d(x, 2, 2, cover_all=False)
     found = {"pool5": x}
+    if x.shape[2:] != (7, 7):
+        return found
     for name, position in {"fc6": 0, "fc7": 3, "fc8": 6}.items():
         values = [weights[f"classifier.{position}.{value}"] for value in ("weight", "bias")]
         x = found[name] = F.linear(x, *values)
@@ -224,6 +226,13 @@ def test_vgg19(tmp_path):
     outputs = vgg_outputs(weights, VGG_19, normalized(MIDDLE))
     link = L.VGG19Layers(tmp_path / "weights")
     assert_computes(link, outputs, vgg.prepare(MIDDLE, size=None)[None])
+
+
+def test_vgg_leaves_out_the_last_pixel_of_an_odd_side(vgg16):
+    path, weights = vgg16
+    found = L.VGG16Layers(path).extract([IMAGE], ["pool5"], size=(100, 70))["pool5"]
+    x = normalized(IMAGE.resize((100, 70)))
+    assert_close(found, vgg_outputs(weights, VGG_16, x)["pool5"])
 
 
 def test_pictures(resnet50):

@@ -107,8 +107,8 @@ def open_tensors(path: str | os.PathLike[str]) -> Iterator[Tensors]:
     UnsafeFileError
         If it is a pickle of anything else.
     ValueError
-        If it is not a state dict, or of a kind or dtype that is not read here. The message says how
-        to convert it.
+        If it is not a state dict, or of a kind or dtype that is not read here. The message says
+        how to convert it.
     ImportError
         If it takes the package safetensors, which is not installed.
     OSError

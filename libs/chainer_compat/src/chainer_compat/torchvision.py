@@ -1,13 +1,15 @@
 """Chainer's ResNet and VGG links with torchvision's weights.
 
 torchvision's networks differ from Chainer's in what these links hard-code: the colors that they
-see and, of a ResNet, the strides, the first pooling and the eps of batch normalization.
+see, how they pool images whose sides are odd and, of a ResNet, the strides, the margins of the
+first pooling and the eps of batch normalization.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import IO, Any
 
 import chainer.functions as F
@@ -114,14 +116,18 @@ def load(file: str | os.PathLike[str] | IO[bytes], model: Any) -> None:
         NpzDeserializer(arrays).load(model)
 
 
-def is_torchvisions(model: Any) -> bool:
-    """Tell whether a ResNet or VGG link computes what torchvision's computes."""
-    return isinstance(model[_first(model)], FirstConvolution)
+def poolings(model: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return the poolings of a link that differ from Chainer's, by the names of their layers.
 
-
-def first_pooling(x: Any) -> Any:
-    """Pool as torchvision's ResNet does after its first convolution."""
-    return F.max_pooling_2d(x, 3, stride=2, pad=1, cover_all=False)
+    There are none unless the link computes what torchvision's computes.
+    """
+    if not isinstance(model[_first(model)], FirstConvolution):
+        return {}
+    if isinstance(model, ResNetLayers):
+        pool = partial(F.max_pooling_2d, ksize=3, stride=2, pad=1, cover_all=False)
+        return {"pool1": pool}
+    pool = partial(F.max_pooling_2d, ksize=2, cover_all=False)
+    return {f"pool{i}": pool for i in range(1, 6)}
 
 
 def _first(model: Any) -> str:

@@ -11,7 +11,7 @@ from chainer_compat import surgery, tensors
 def take_torchvisions_resnet(module: ModuleType) -> None:
     _take_torchvisions(module, "resnet50-11ad3fa6.pth")
     layers = module.ResNetLayers
-    init, functions = layers.__init__, layers.functions.fget
+    init = layers.__init__
 
     @surgery.replaces(layers, "__init__")
     def __init__(self: Any, pretrained_model: Any, *args: Any, **kwargs: Any) -> None:
@@ -19,19 +19,13 @@ def take_torchvisions_resnet(module: ModuleType) -> None:
             pretrained_model = os.fspath(pretrained_model)  # it is asked for its ending
         init(self, pretrained_model, *args, **kwargs)
 
-    def with_its_pooling(self: Any) -> OrderedDict[str, list[Any]]:
-        from chainer_compat import torchvision
-
-        found: OrderedDict[str, list[Any]] = functions(self)
-        if torchvision.is_torchvisions(self):
-            found["pool1"] = [torchvision.first_pooling]
-        return found
-
-    layers.functions = property(with_its_pooling)
+    _pool_as_torchvision(layers)
 
 
 def take_torchvisions_vgg(module: ModuleType) -> None:
     _take_torchvisions(module, "vgg16-397923af.pth")
+    for layers in (module.VGG16Layers, module.VGG19Layers):
+        _pool_as_torchvision(layers)
 
 
 def refuse_torchvisions_googlenet(module: ModuleType) -> None:
@@ -46,6 +40,20 @@ def refuse_torchvisions_googlenet(module: ModuleType) -> None:
         own(file, obj)
 
     vars(module)["npz"] = surgery.view(module.npz, load_npz=load_npz)
+
+
+def _pool_as_torchvision(layers: Any) -> None:
+    functions = layers.functions.fget
+
+    def with_its_poolings(self: Any) -> OrderedDict[str, list[Any]]:
+        from chainer_compat import torchvision
+
+        found: OrderedDict[str, list[Any]] = functions(self)
+        for name, pooling in torchvision.poolings(self).items():
+            found[name] = [pooling]
+        return found
+
+    layers.functions = property(with_its_poolings)
 
 
 def _take_torchvisions(module: ModuleType, example: str) -> None:
