@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 from PIL import Image
+from safetensors.numpy import save_file
 
 from chainermn.testing.traps import set_traps
 
@@ -149,13 +151,18 @@ def test_wrong_input_gives_one_line(app, place, predict):
     for copy in ("damaged/best.npz", "alone.npz"):
         (place / copy).write_bytes(Path("result/best.npz").read_bytes())
     (place / "damaged" / "model.json").write_text('{"arch": "small", "mean": [1, 2, 3]}')
+    names = app.models.torchvision.NAMES["resnet50"].values()
+    (place / "theirs").mkdir()
+    save_file({name: np.zeros(1) for name in names}, place / "theirs" / "w.pth")
+    shutil.copy(place / "result" / "model.json", place / "theirs")
     (place / "result" / "a.jpg").write_bytes(Path("images/a.jpg").read_bytes())
     set_traps(place / "result" / "best.npz", place / "result" / "strange.npz", place / "trapped")
     for arguments, message in (
         (["--model", "other/best.npz"], "no trained network other/best.npz: train first, such "),
         (["--model", "result/missing.npz"], "there is no trained network result/missing.npz"),
         (["--model", "result/other.npz"], "does not have the weights of small for 6 classes"),
-        (["--model", "alone.npz"], "error: model.json is missing: "),
+        (["--model", "alone.npz"], "file of export.py, got alone.npz"),
+        (["--model", "theirs/w.pth"], "file of export.py, got theirs/w.pth"),
         (["--model", "damaged/best.npz"], "model.json: 'classes' is missing"),
         (["--model", "images/a.jpg"], "images/a.jpg is not an NPZ file"),
         (["--model", "result/strange.npz"], "in result/strange.npz is a pickle of more than None"),

@@ -74,7 +74,7 @@ def test_all_but_the_head(app, saved, drawn_fast):
         np.testing.assert_array_equal(found[name], arrays[name], err_msg=name)
     with pytest.raises(ValueError, match=r"of other shapes are fc/W \(7, 128\), not \(3, 128\)"):
         app.weights.load_network(path, "small", 3, but={"fc/b"})
-    with pytest.raises(ValueError, match="--finetune takes those of another number of classes"):
+    with pytest.raises(ValueError, match="with another number of classes, add --finetune"):
         app.weights.load_network(path, "small", 3)
 
 

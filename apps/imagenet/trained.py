@@ -106,8 +106,8 @@ def load(path: Path | None = None) -> Trained:
         about = found.about
     if "classes" not in about:
         raise FileNotFoundError(
-            f"{path.with_name('model.json')} is missing: train.py writes it beside the weights, "
-            "with the names of the classes and the colors that the network was trained with"
+            "the names of the classes are missing: expected an NPZ file with model.json beside "
+            f"it, which train.py writes, or a safetensors file of export.py, got {path}"
         )
     about.setdefault("insize", ARCHITECTURES[about["arch"]].insize)
     if not 1 <= len(about["classes"]) <= MOST_CLASSES:

@@ -164,7 +164,7 @@ def load_network(
         if told := _listed(faults):
             is_head = all(saved.shapes[name][1:] == shape[1:] for name, shape in other.items())
             if own.keys() == saved.names.keys() and is_head and not but:
-                told += ". --finetune takes those of another number of classes"
+                told += ". To train with another number of classes, add --finetune"
             raise ValueError(
                 f"{path} does not have the weights of {arch} for {n_out} classes: {told}"
             )

@@ -59,8 +59,9 @@ class ResNet50(chainer.Chain):
         # Chainer would leave this array out.
         if is_loaded and f"{serializer.path}conv1/b" in serializer.npz:
             raise ValueError(
-                "conv1/b shows a ResNet-50 that computes as in Chainer's example: also give the "
-                "model.npz of that training, as --initmodel"
+                "conv1/b shows a ResNet-50 that computes as in Chainer's example, as all did in "
+                "earlier versions: resume it with that version, or begin a new training with "
+                "--initmodel model.npz of that one and another --out"
             )
         super().serialize(serializer)
 
