@@ -125,7 +125,8 @@ def test_what_is_known_of_a_file_of_pytorch(app, write):
         with app.weights.open_weights(write(present, metadata)) as found:
             assert found.about.pop("arch") == "resnet101"
             assert found.about == {name: pytest.approx(v) for name, v in colors.items()}
-            assert found.read("bn1/N").item() == 0
+            counter = found.read("bn1/N")
+            assert (counter.item(), counter.dtype) == (0, np.int64)
             assert found.shapes.keys() == app.models.torchvision.NAMES["resnet101"].keys()
     own = {"classes": ["ant", "bee"], "mean": [1.5, 2, 3], "deviation": [4, 5, 6]}
     path = write(names, {name: json.dumps(value) for name, value in own.items()})

@@ -99,7 +99,9 @@ def _translated(path: str | Path, found: Tensors, arch: str | None) -> Weights:
     names = NAMES[own]
 
     def read(name: str) -> np.ndarray:
-        return found[names[name]] if names[name] in found else np.array(0)
+        array = found[names[name]] if names[name] in found else np.array(0)
+        # Converting all values of a file to another type makes a float of a counter too.
+        return array.astype(np.int64) if COUNTER in names[name] else array
 
     shapes = {name: found.shapes.get(other, ()) for name, other in names.items()}
     about = {"arch": own, **COLORS}
