@@ -17,6 +17,7 @@ import numpy as np
 
 import trained
 from chainermn.files import atomic_write, optional_path
+from data import CENTER
 from models.torchvision import COUNTER, NAMES
 from weights import open_weights
 
@@ -108,13 +109,18 @@ def check_tensors(model: trained.Trained, path: Path) -> None:
 
 
 def how_to_load(model: trained.Trained, path: Path) -> list[str]:
-    """Return the lines of Python that load a file into torchvision."""
+    """Return the lines of Python that load a file into torchvision, and prepare images for it."""
     about = model.about
     mean, std = ([float(f"{v / 255:.7g}") for v in about[n]] for n in ("mean", "deviation"))
+    size = model.insize
+    scaled = f"Resize({round(size / CENTER)}), CenterCrop({size})"
     return [
+        "import safetensors.torch, torchvision",
+        "from torchvision.transforms import CenterCrop, Compose, Normalize, Resize, ToTensor",
         f"model = torchvision.models.{about['arch']}(num_classes={len(about['classes'])})",
         f"model.load_state_dict(safetensors.torch.load_file({str(path)!r}))",
-        f"normalize = torchvision.transforms.Normalize({mean}, {std})",
+        "model.eval()",
+        f"prepare = Compose([{scaled}, ToTensor(), Normalize({mean}, {std})])",
     ]
 
 

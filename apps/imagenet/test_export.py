@@ -117,10 +117,13 @@ def test_weights_for_torchvision(app, export, shallow):
     Path("result/model.json").write_text(json.dumps(model.about))
     assert app.export.parse_arguments(["--format", "safetensors"]).out == Path("model.safetensors")
     assert export("--out", "model.safetensors").splitlines()[1:] == [
+        "import safetensors.torch, torchvision",
+        "from torchvision.transforms import CenterCrop, Compose, Normalize, Resize, ToTensor",
         "model = torchvision.models.resnet50(num_classes=2)",
         "model.load_state_dict(safetensors.torch.load_file('model.safetensors'))",
-        "normalize = torchvision.transforms.Normalize([0.4705882, 0.4313725, 0.3921569], "
-        "[0.2352941, 0.1960784, 0.1568627])",
+        "model.eval()",
+        "prepare = Compose([Resize(37), CenterCrop(32), ToTensor(), "
+        "Normalize([0.4705882, 0.4313725, 0.3921569], [0.2352941, 0.1960784, 0.1568627])])",
     ]
     found = load_file("model.safetensors")
     assert len(found) == len(chainer.serializers.npz.serialize(network))

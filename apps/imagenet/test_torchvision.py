@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import chainer
 import numpy as np
 import pytest
+from PIL import Image
 
 torchvision = pytest.importorskip("torchvision")
 torch = pytest.importorskip("torch")
@@ -89,7 +90,7 @@ def test_from_torchvision_and_back(app, name, evaluation, tmp_path):
 
 
 def test_fine_tuned_network_runs_in_torchvision(app, drawn_fast, tmp_path):
-    """With the normalization that is printed, probabilities equal those of predict.py."""
+    """With the lines that are printed, probabilities equal those of predict.py."""
     theirs = create("resnet50", 5)
     draw(theirs)
     path = tmp_path / "weights.pth"
@@ -101,15 +102,17 @@ def test_fine_tuned_network_runs_in_torchvision(app, drawn_fast, tmp_path):
     optimizer.update(model, images("resnet50"), np.array([1, 2], np.int32))
 
     with app.weights.open_weights(path) as found:
-        about = {**found.about, "classes": ["ant", "bee", "cow"], "insize": 64}
+        about = {**found.about, "classes": ["ant", "bee", "cow"], "insize": 56}
     recognizer = app.trained.Recognizer(network, about["mean"], about["deviation"])
     trained = app.trained.Trained(recognizer, about)
     exported = tmp_path / "model.safetensors"
     exported.write_bytes(app.export.to_tensors(trained))
-    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 64, 64), np.uint8)
-    names = {"torchvision": torchvision, "safetensors": safetensors}
-    for line in app.export.how_to_load(trained, exported):
-        exec(line, names)
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    picture = tmp_path / "picture.png"  # both crop it at the same pixels, without scaling
+    Image.fromarray(pixels).save(picture)
+    names = {}
+    exec("\n".join(app.export.how_to_load(trained, exported)), names)
     with torch.no_grad():
-        scores = names["model"].eval()(names["normalize"](torch.from_numpy(pixels) / 255))
-    assert_near(trained.shares(pixels), scores.softmax(dim=1).numpy(), 1e-5)
+        scores = names["model"](names["prepare"](Image.open(picture))[None])
+    [(_, image)] = app.predict.read_images([picture], trained.insize, 1)
+    assert_near(trained.shares(image[None]), scores.softmax(dim=1).numpy(), 1e-5)
