@@ -146,12 +146,17 @@ RESNET18 = "has the weights of none of torchvision's resnet50, resnet101, resnet
         (
             lambda n: [f"module.{name}" for name in n],
             None,
-            RESNET18 + r"compared with .* also has module\.bn1\.bias",
+            RESNET18 + r"all names begin with 'module\.': save the weights",
         ),
         (
             lambda n: [name for name in n if "conv3" not in name],
             None,
             RESNET18 + r"compared with resnet50, it lacks layer1\.0\.conv3\.weight, ",
+        ),
+        (
+            lambda n: [name for name in n if name.startswith(("layer1", "fc"))],
+            None,
+            RESNET18 + r"compared with resnet50, it lacks bn1\.bias, ",
         ),
         (
             lambda n: [*n, "model.x"],

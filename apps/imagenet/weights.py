@@ -89,12 +89,20 @@ def _translated(path: str | Path, found: Tensors, arch: str | None) -> Weights:
         }
         for known, names in NAMES.items()
     }
-    own = min(NAMES, key=lambda known: sum(map(len, faults[known].values())))
+
+    def unlikeness(known: str) -> tuple[int, int]:
+        shared = found.keys() & NAMES[known].values()
+        return -len(shared), sum(map(len, faults[known].values()))
+
+    own = min(NAMES, key=unlikeness)
     if _listed(faults[own]):
         other = arch if arch in NAMES else own
+        reason = f"compared with {other}, {_listed(faults[other])}"
+        prefixes = {name.partition(".")[0] for name in found}
+        if len(prefixes) == 1:  # such as DistributedDataParallel's "module"
+            reason = f"all names begin with '{prefixes.pop()}.': save the weights without that"
         raise ValueError(
-            f"{path} has the weights of none of torchvision's {', '.join(NAMES)}: compared with "
-            f"{other}, {_listed(faults[other])}"
+            f"{path} has the weights of none of torchvision's {', '.join(NAMES)}: {reason}"
         )
     names = NAMES[own]
 
