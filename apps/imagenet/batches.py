@@ -38,7 +38,11 @@ def load(
     def read() -> Source:
         if Path(path).is_dir():
             return Shards.read(path)
-        return ImageList.read(path, None if allow_outside else root)
+        try:
+            return ImageList.read(path, None if allow_outside else root)
+        except FileNotFoundError:
+            hint = "prepare.py makes lists of your images"
+            raise FileNotFoundError(f"{path} is missing: {hint}") from None
 
     source = run_on_root(comm, 0, "images", read)
     if isinstance(source, Shards):

@@ -71,7 +71,8 @@ class Shards:
         """
         path = Path(folder, INDEX)
         if not path.exists():
-            raise FileNotFoundError(f"{path} is missing: pack.py {folder} makes it for tar files")
+            hint = f"pack.py {folder} makes it for tar files, prepare.py makes lists of images"
+            raise FileNotFoundError(f"{path} is missing: {hint}")
         rows = read_json(path, [ROW])
         for row in rows:
             name, n_images, size = row["name"], row["images"], row["bytes"]

@@ -39,7 +39,7 @@ def test_wrong_input_ends_all_ranks_with_one_line(app, fails, lists, tmp_path, m
     for options, message in (
         (["--lowest", 1, "--highest", 0.1], "below --highest, got 1.0 and 0.1"),
         (["--steps", 3], "--steps must be at least 20, got 3"),
-        (["--train", "missing.txt"], "No such file or directory: 'missing.txt'"),
+        (["--train", "missing.txt"], "missing.txt is missing: prepare.py makes lists"),
         (["--out", "a/b"], "Not a directory: 'a/b'"),
     ):
         assert message in fails(app.lr_range.main, *lists, *options)

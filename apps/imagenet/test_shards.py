@@ -283,7 +283,9 @@ ROW = {"name": "a.tar", "images": 3, "bytes": 10240, "classes": 2}
 )
 def test_error_for_what_is_no_index(app, content, message, tmp_path):
     content = content if isinstance(content, str) else json.dumps(content)
-    with pytest.raises(FileNotFoundError, match=r"index\.json is missing: pack\.py .* makes it"):
+    with pytest.raises(
+        FileNotFoundError, match=r"index\.json is missing: pack\.py .* prepare\.py makes"
+    ):
         app.shards.Shards.read(tmp_path)
     (tmp_path / "index.json").write_text(content)
     with pytest.raises(ValueError, match=rf"index\.json(: )?{re.escape(message)}"):

@@ -452,7 +452,7 @@ def test_bad_input_ends_all_ranks_with_one_message(
             ["--root", place],
             f"{place}/val/circle-00000.jpg ({few}/val.txt:1) has changed since pre",
         ),
-        (["--train", absent], f"[Errno 2] No such file or directory: '{absent}'"),
+        (["--train", absent], f"{absent} is missing: prepare.py makes lists of your images"),
         (["--val", relabeled], f"{relabeled}: expected labels from 0 to 9 for 10 names"),
         (["--out", place / "trained", "--arch", "nin"], f"{place}/trained/snapshot_iter_23"),
         (["--freeze", "conv9"], "--freeze: there is no layer 'conv9', but bn1, bn2, "),
