@@ -72,6 +72,6 @@ def _take_torchvisions(module: ModuleType, example: str) -> None:
         except OSError as error:
             error.add_note(
                 f"{type(args[-1]).__name__}(pretrained_model=FILE) also takes the weights of "
-                f"torchvision, such as https://download.pytorch.org/models/{example}"
+                f"torchvision, such as {example}, which its page about models names"
             )
             raise
