@@ -6,6 +6,7 @@ import contextlib
 import csv
 import itertools
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -114,4 +115,5 @@ def read_images(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends without a message in front of head
     sys.exit(main())

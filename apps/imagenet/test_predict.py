@@ -4,6 +4,9 @@ import csv
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +16,6 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 from PIL import Image
-from safetensors.numpy import save_file
 
 from chainermn.testing.traps import set_traps
 
@@ -153,6 +155,8 @@ def test_wrong_input_gives_one_line(app, place, predict):
     (place / "damaged" / "model.json").write_text('{"arch": "small", "mean": [1, 2, 3]}')
     names = app.models.torchvision.NAMES["resnet50"].values()
     (place / "theirs").mkdir()
+    from safetensors.numpy import save_file  # not on all machines with a GPU
+
     save_file({name: np.zeros(1) for name in names}, place / "theirs" / "w.pth")
     shutil.copy(place / "result" / "model.json", place / "theirs")
     (place / "result" / "a.jpg").write_bytes(Path("images/a.jpg").read_bytes())
@@ -193,6 +197,18 @@ def test_error_without_a_gpu(app, place, predict):
     write_weights(app, place / "result", "best.npz", 1)
     status, _, _ = predict("images", "--gpu")
     assert status.startswith("error: CUDA environment is not correctly set up")
+
+
+@pytest.mark.nightly
+def test_reader_that_stops_reading(app, place):
+    """As ``predict.py | head`` does."""
+    write_weights(app, place / "result", "best.npz", 1)
+    command = [sys.executable, Path(app.predict.__file__), "images"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate(timeout=100)
+    assert (errors, process.returncode) == ("", -signal.SIGPIPE)
 
 
 @pytest.mark.gpu

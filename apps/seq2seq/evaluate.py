@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -120,4 +121,5 @@ def score(translations: Sequence[str], references: Sequence[str]) -> dict[str, f
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends without a message in front of head
     main()

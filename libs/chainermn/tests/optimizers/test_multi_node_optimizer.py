@@ -257,8 +257,9 @@ def test_trainer_of_an_optimizer_without_a_model(comm: Any) -> None:
     optimizer = chainermn.create_multi_node_optimizer(optimizers.SGD(), comm)
     iterator = chainer.iterators.SerialIterator([1], 1)
     updater = chainer.training.StandardUpdater(iterator, optimizer)
-    with pytest.raises(RuntimeError, match=rf"^rank {comm.rank}: the optimizer has no model"):
+    with pytest.raises(AttributeError, match=rf"^rank {comm.rank}: the optimizer has no model"):
         chainer.training.Trainer(updater)
+    assert getattr(optimizer, "target", None) is None
 
 
 @pytest.mark.mpi(1, 3)

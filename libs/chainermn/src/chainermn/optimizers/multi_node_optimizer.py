@@ -518,7 +518,8 @@ class MultiNodeOptimizer:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.actual_optimizer, name)
         if name == "target" and value is None:
-            raise _NO_MODEL.kind(f"rank {self.communicator.rank}: {_NO_MODEL.message}")
+            # Of this type, so that hasattr and getattr can ask.
+            raise AttributeError(f"rank {self.communicator.rank}: {_NO_MODEL.message}")
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
