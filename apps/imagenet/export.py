@@ -29,19 +29,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         check_installed(args.format)
         model = trained.load(args.model)
-        content = {"onnx": export, "safetensors": to_tensors}[args.format](model)
-        if args.format == "onnx":
-            difference = compare(model, content)
-            lines = [f"ONNX Runtime computes the same as Chainer, up to {difference:.1e}"]
-        else:
-            lines = how_to_load(model, args.out)
-        with atomic_write(args.out, "wb") as file:
-            file.write(content)
-        if args.format == "safetensors":
-            check_tensors(model, args.out)
+        lines = {"onnx": write_onnx, "safetensors": write_tensors}[args.format](model, args.out)
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"error: {error}")
-    print(f"written: {args.out.resolve()} ({len(content) / 1e6:.1f} MB)", *lines, sep="\n")
+    size = args.out.stat().st_size / 1e6
+    print(f"written: {args.out.resolve()} ({size:.1f} MB)", *lines, sep="\n")
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -67,6 +59,24 @@ def check_installed(kind: str) -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise ImportError(f"{error}: pip install {' '.join(packages)}") from None
+
+
+def write_onnx(model: trained.Trained, path: Path) -> list[str]:
+    """Write an ONNX file, unless it computes something else; return what to tell."""
+    content = export(model)
+    difference = compare(model, content)
+    with atomic_write(path, "wb") as file:
+        file.write(content)
+    return [f"ONNX Runtime computes the same as Chainer, up to {difference:.1e}"]
+
+
+def write_tensors(model: trained.Trained, path: Path) -> list[str]:
+    """Write a safetensors file, and read it back; return what to tell."""
+    content = to_tensors(model)
+    with atomic_write(path, "wb") as file:
+        file.write(content)
+    check_tensors(model, path)
+    return how_to_load(model, path)
 
 
 def arrays_of(model: trained.Trained) -> dict[str, np.ndarray]:

@@ -22,14 +22,14 @@ import trained
 from chainermn.datasets import pictures
 from chainermn.datasets.folders import find_files
 from chainermn.datasets.names import shown
-from chainermn.files import optional_path
+from chainermn.files import exit_on_error, optional_path
 from data import CENTER
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     with contextlib.ExitStack() as stack:
-        try:
+        with exit_on_error():
             model = trained.load(args.model)
             device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
             device.use()
@@ -39,8 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Bytes of names that are not UTF-8 become escapes, so that all programs can read it.
             how = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
             file = stack.enter_context(open(target, "w", **how))
-        except (ImportError, OSError, RuntimeError, ValueError) as error:
-            sys.exit(f"error: {error}")
         table = csv.writer(file)
         numbers = range(1, 1 + min(trained.SHOWN, len(model.classes)))
         table.writerow(["file", *(f"{what} {i}" for i in numbers for what in ("class", "share"))])

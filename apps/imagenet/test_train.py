@@ -348,9 +348,9 @@ def test_fine_tuning_from_pytorch_and_back(
     names = app.models.torchvision.NAMES["resnet50"]
 
     def write() -> None:
-        saved = chainer.serializers.npz.serialize(app.models.create("resnet50", 1000))
         from safetensors.numpy import save_file  # not on all machines with a GPU
 
+        saved = chainer.serializers.npz.serialize(app.models.create("resnet50", 1000))
         save_file({names[own]: array for own, array in saved.items()}, weights)
         for name in ("train.txt", "val.txt"):
             lines = (few / name).read_text().splitlines(keepends=True)[::6]

@@ -134,7 +134,7 @@ def test_what_is_known_of_a_file_of_pytorch(app, write):
         assert found.about == {"arch": "resnet101", **own}
 
 
-RESNET18 = "has the weights of none of torchvision's resnet50, resnet101, resnet152, vgg16: "
+NONE_OF = "has the weights of none of torchvision's resnet50, resnet101, resnet152, vgg16: "
 
 
 @pytest.mark.parametrize(
@@ -146,22 +146,22 @@ RESNET18 = "has the weights of none of torchvision's resnet50, resnet101, resnet
         (
             lambda n: [f"module.{name}" for name in n],
             None,
-            RESNET18 + r"all names begin with 'module\.': save the weights",
+            NONE_OF + r"all names begin with 'module\.': save the weights",
         ),
         (
             lambda n: [name for name in n if "conv3" not in name],
             None,
-            RESNET18 + r"compared with resnet50, it lacks layer1\.0\.conv3\.weight, ",
+            NONE_OF + r"compared with resnet50, it lacks layer1\.0\.conv3\.weight, ",
         ),
         (
             lambda n: [name for name in n if name.startswith(("layer1", "fc"))],
             None,
-            RESNET18 + r"compared with resnet50, it lacks bn1\.bias, ",
+            NONE_OF + r"compared with resnet50, it lacks bn1\.bias, ",
         ),
         (
             lambda n: [*n, "model.x"],
             "vgg16",
-            RESNET18 + r"compared with vgg16, it lacks classifier\.0\.bias, .* also has bn1\.bias",
+            NONE_OF + r"compared with vgg16, it lacks classifier\.0\.bias, .* also has bn1\.bias",
         ),
     ],
 )

@@ -39,6 +39,9 @@ _DTYPES = {
         **{"Char": "i1", "Short": "<i2", "Int": "<i4", "Long": "<i8", "Byte": "u1", "Bool": "?"},
     }.items()
 }
+_SAFETENSORS_DTYPES = {"F16", "F32", "F64", "BOOL"} | {
+    f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64)
+}
 _REBUILD = [Name(f"torch._utils._rebuild_{what}") for what in ("parameter", "tensor", "tensor_v2")]
 _KINDS = "float16, float32, float64, integers or bool"
 
@@ -157,9 +160,7 @@ def _open_safetensors(file: IO[bytes], name: str) -> Iterator[Tensors]:
         except SafetensorError as error:
             raise DamagedFileError(f"{name} is damaged: {error}") from None
         for key, part in slices.items():
-            if part.get_dtype() not in {"F16", "F32", "F64", "BOOL"} | {
-                f"{sign}{bits}" for sign in "IU" for bits in (8, 16, 32, 64)
-            }:
+            if part.get_dtype() not in _SAFETENSORS_DTYPES:
                 raise _other_dtype(name, key, part.get_dtype())
         shapes = {key: tuple(part.get_shape()) for key, part in slices.items()}
         yield Tensors(shapes, dict(opened.metadata() or {}), opened.get_tensor)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
+from chainermn.files import WRONG_INPUT
+
 if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
@@ -164,7 +166,7 @@ def exit_together(ranks: Ranks) -> Iterator[None]:
         yield
     except Exception as error:
         is_of_all = getattr(error, "raised_on_all_ranks", False)
-        if not (is_of_all or isinstance(error, (ImportError, OSError, RuntimeError, ValueError))):
+        if not (is_of_all or isinstance(error, WRONG_INPUT)):
             raise
         message = str(error) or repr(error)
     messages = _method(ranks, "allgather")(message)

@@ -45,6 +45,10 @@ def optional_path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
+# Exceptions that tell users of a program about their input; others tell of a bug.
+WRONG_INPUT = (ImportError, OSError, RuntimeError, ValueError)
+
+
 @contextlib.contextmanager
 def exit_on_error() -> Iterator[None]:
     """End the program with a one-line message if the ``with`` block fails.
@@ -66,7 +70,7 @@ def exit_on_error() -> Iterator[None]:
     """
     try:
         yield
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
+    except WRONG_INPUT as error:
         raise SystemExit(f"error: {error}") from None
 
 
