@@ -1,0 +1,44 @@
+"""What graphs must know about the steps of an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+#: What a rank wishes for a step. Ranks agree on the lowest.
+GIVE_UP, EAGER, RECORD, REPLAY = range(4)
+
+
+class Steps(Protocol):
+    """The steps of an optimizer, on one rank or on many.
+
+    On many ranks, `agree` and `reasons` are collective, and all ranks make the same calls.
+    """
+
+    def why_not(self) -> str | None:
+        """Return why these steps can never be recorded, or None."""
+
+    def agree(self, wish: int) -> int:
+        """Return the lowest wish of all ranks.
+
+        It is at most `EAGER` if something else has to be settled between ranks in this step.
+        """
+
+    def reasons(self, reason: str | None) -> Mapping[int, str]:
+        """Return the reasons of the ranks that have one."""
+
+    def eager(self, lossfun: Callable[..., Any], args: Sequence[Any], kwds: Any) -> None:
+        """Do the whole step, without graphs."""
+
+    def gradients(
+        self, lossfun: Callable[..., Any], args: Sequence[Any], kwds: Any, loss_scale: Any
+    ) -> None:
+        """Enqueue a step up to the update: forward, backward, exchange.
+
+        The host neither waits for the GPU nor for other ranks, and changes nothing but gradients:
+        a graph may be recorded. ``loss_scale`` is None or an array without axes in GPU memory.
+        The ranks exchange the gradients that they exchanged in the last eager step.
+        """
+
+    def replayed(self) -> None:
+        """Note that a graph has done a step in place of `eager`."""
