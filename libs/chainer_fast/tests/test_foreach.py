@@ -14,6 +14,7 @@ import pytest
 from chainer.backends import cuda
 
 from chainer_fast.foreach import Calls, Later
+from chainer_fast import updates
 from chainer_fast.repairs import launches, waits
 
 C_TYPES = {
@@ -313,7 +314,7 @@ def test_many_parameters_in_portions(launched, repair, monkeypatch):
     """Of 9000, 4096, 1 and 35 elements, only the second and third fit together."""
     expected = train(OPTIMIZERS["SGD"](), ["f4"])
     launched.clear()
-    monkeypatch.setattr(launches, "MOST_ELEMENTS", 4097)
+    monkeypatch.setattr(updates, "MOST_ELEMENTS", 4097)
     repair()
     assert_same(train(OPTIMIZERS["SGD"](), ["f4"]), expected)
     # The first step creates states.

@@ -5,8 +5,9 @@ The kernel for many arrays is made from the source of Chainer's, so it computes 
 
 import functools
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy
 
@@ -15,6 +16,7 @@ _THREADS, _PIECE = 256, 4096
 
 # Runs the source of a kernel on every array, cut into pieces. No kernel's names begin with all_.
 _OPERATION = """
+{skip}
 const long long all_piece = i / {threads};
 long long all_k = 0;
 for (long long all_end = all_n; all_end - all_k > 1;) {{
@@ -31,6 +33,37 @@ for (long long all_i = i % {threads}; all_i < all_rest && all_i < {piece}; all_i
 """
 
 
+class Place(NamedTuple):
+    """Where a number comes from.
+
+    It is the number of the collection of calls, of whoever makes the call, of the call among
+    theirs, and of the argument.
+    """
+
+    collection: int
+    owner: int
+    call: int
+    argument: int = 0
+
+
+class Recording(Protocol):
+    """What calls need in order to be recorded in a CUDA graph.
+
+    Attributes
+    ----------
+    skip : array of bool without axes
+        Kernels do nothing if it is true.
+    """
+
+    skip: Any
+
+    def upload(self, array: Any) -> Any:
+        """Return a copy in GPU memory, which is filled before the graph is launched."""
+
+    def numbers(self, places: Sequence[Place], values: Sequence[Any], dtype: Any) -> Any:
+        """Return an array in GPU memory for numbers that are written before each launch."""
+
+
 class Calls:
     """Collects calls of kernels, to launch as many as possible together.
 
@@ -40,52 +73,92 @@ class Calls:
     ----------
     xp
         The module CuPy.
+    recording
+        By default, scalars become part of the launch. In a recording they lie in GPU memory.
+    number
+        Number of this collection of calls in the recording.
     """
 
-    def __init__(self, xp: ModuleType) -> None:
-        self._xp, self._array = xp, xp.ndarray
+    #: Number of whoever makes the next calls.
+    owner = 0
+
+    def __init__(
+        self, xp: ModuleType, recording: Recording | None = None, number: int = 0
+    ) -> None:
+        self._xp, self._array, self._recording = xp, xp.ndarray, recording
+        self._number = number
         self._waiting: defaultdict[Any, list[tuple[Any, ...]]] = defaultdict(list)
+        self._places: defaultdict[Any, list[Place]] = defaultdict(list)
+        self._n_calls: defaultdict[int, int] = defaultdict(int)
 
     def add(self, kernel: Any, *args: Any) -> None:
         """Collect a call of a CuPy kernel, with all its arguments, including outputs."""
-        array = self._array
+        array, is_recorded = self._array, self._recording is not None
         key = tuple(
             [
                 ((arg.dtype, arg.size and arg.data.ptr) if param.raw else arg.dtype)
                 if isinstance(arg, array)
-                else arg
+                else is_recorded or arg
                 for param, arg in zip(kernel.params, args, strict=False)
             ]
         )
         self._waiting[kernel, key].append(args)
+        if is_recorded:
+            place = Place(self._number, self.owner, self._n_calls[self.owner])
+            self._places[kernel, key].append(place)
+            self._n_calls[self.owner] += 1
+
+    def numbers(self) -> dict[Place, Any]:
+        """Return the scalars of all calls, and forget the calls."""
+        found = {
+            place._replace(argument=k): arg
+            for key, calls in self._waiting.items()
+            for place, args in zip(self._places[key], calls, strict=True)
+            for k, arg in enumerate(args)
+            if not isinstance(arg, self._array)
+        }
+        self._waiting.clear()
+        self._places.clear()
+        self._n_calls.clear()
+        return found
 
     def run(self) -> None:
         """Launch each kernel once for all calls with the same dtypes and the same scalars."""
         waiting = list(self._waiting.items())
         self._waiting.clear()
-        for (kernel, _), calls in waiting:
-            self._run(kernel, calls)
+        for key, calls in waiting:
+            self._run(key[0], calls, self._places.pop(key, []))
+        self._n_calls.clear()
 
-    def _run(self, kernel: Any, calls: list[tuple[Any, ...]]) -> None:
+    def _run(self, kernel: Any, calls: list[tuple[Any, ...]], places: list[Place]) -> None:
         params = kernel.in_params + kernel.out_params
+        recording = self._recording
         kinds = tuple(
-            "scalar" if not isinstance(arg, self._array) else "raw" if param.raw else "array"
+            ("scalar" if recording is None else "number")
+            if not isinstance(arg, self._array)
+            else "raw"
+            if param.raw
+            else "array"
             for param, arg in zip(params, calls[0], strict=True)
         )
         positions = [k for k, kind in enumerate(kinds) if kind == "array"]
-        rows, together = [], []
-        for args in calls:
+        rows, together, whose = [], [], []
+        for index, args in enumerate(calls):
             arrays = [args[k] for k in positions]
             n = arrays[0].size
             if all(array.size == n and array.flags.c_contiguous for array in arrays):
                 if n:
                     rows.append([n, *[array.data.ptr for array in arrays]])
                     together.append(args)
+                    whose.append(index)
+            elif recording is None:
+                kernel(*args)
             else:
-                kernel(*args)
-        if len(rows) < 2:
-            for args in together:
-                kernel(*args)
+                raise ValueError("an array that is not C-contiguous cannot be updated in a graph")
+        if not rows:
+            return
+        if len(rows) < 2 and recording is None:
+            kernel(*together[0])
             return
         table = numpy.array([[0, *row] for row in rows], numpy.int64)
         ends = numpy.cumsum(-(-table[:, 1] // _PIECE))
@@ -93,8 +166,19 @@ class Calls:
         first = list(together[0])
         for k in positions:
             first[k] = first[k].ravel()
-        on_gpu = self._xp.asarray(table.T.ravel())
-        _for_all(kernel, kinds)(*first, on_gpu, len(rows), size=int(ends[-1]) * _THREADS)
+        upload: Callable[[Any], Any] = self._xp.asarray if recording is None else recording.upload
+        on_gpu = upload(table.T.ravel())
+        more: tuple[Any, ...] = ()
+        if recording is not None:
+            for k, kind in enumerate(kinds):
+                if kind == "number":
+                    of_calls = [places[index]._replace(argument=k) for index in whose]
+                    values = [args[k] for args in together]
+                    dtype = _dtype_of(params, k, together[0], self._array)
+                    first[k] = recording.numbers(of_calls, values, dtype)
+            more = (recording.skip,)
+        for_all = _for_all(kernel, kinds, bool(more))
+        for_all(*first, on_gpu, len(rows), *more, size=int(ends[-1]) * _THREADS)
 
 
 class Later:
@@ -110,33 +194,50 @@ class Later:
         self.calls.add(kernel, *[self.array if arg is self else arg for arg in args])
 
 
+def _dtype_of(params: Any, k: int, args: Any, array: Any) -> Any:
+    """Return the dtype that a scalar gets: that of its parameter, as CuPy finds it."""
+    if params[k].dtype is not None:
+        return numpy.dtype(params[k].dtype)
+    for param, arg in zip(params, args, strict=True):
+        if param.ctype == params[k].ctype and isinstance(arg, array):
+            return arg.dtype
+    return numpy.result_type(args[k])
+
+
 @functools.cache
-def _for_all(kernel: Any, kinds: tuple[str, ...]) -> Any:
+def _for_all(kernel: Any, kinds: tuple[str, ...], may_skip: bool) -> Any:
     """Return a kernel that takes a table of the first pieces, sizes and addresses of all arrays.
 
-    Its other arguments are those of one call, which determine the dtypes.
+    Its other arguments are those of one call, which determine the dtypes; for a number, an array
+    with that of each call.
     """
     declarations: list[str] = []
     pointers: list[str] = []
+    numbers: list[str] = []
     elements: list[str] = []
     params = kernel.in_params + kernel.out_params
     for param, kind in zip(params, kinds, strict=True):
         dtype = param.ctype if param.dtype is None else param.dtype.name
-        if kind != "array":
+        if kind in ("raw", "scalar"):
             declarations.append(f"{'raw ' * (kind == 'raw')}{dtype} {param.name}")
             continue
         declarations.append(f"raw {dtype} all_{param.name}")
+        if kind == "number":
+            numbers.append(f"const {param.ctype} {param.name} = all_{param.name}[all_k];")
+            continue
         type_ = f"{'const ' * param.is_const}{param.ctype}"
         row = f"all_table[{2 + len(pointers)} * all_n + all_k]"
         pointers.append(f"{type_}* all_of_{param.name} = ({type_}*){row} + all_start;")
         elements.append(f"{type_}& {param.name} = all_of_{param.name}[all_i];")
     operation = _OPERATION.format(
+        skip="if (all_skip[0]) return;" * may_skip,
         threads=_THREADS,
         piece=_PIECE,
-        pointers="\n".join(pointers),
+        pointers="\n".join([*pointers, *numbers]),
         elements="\n    ".join(elements),
         operation=kernel.operation,
     )
-    in_params = ", ".join([*declarations, "raw int64 all_table", "int64 all_n"])
+    declarations += ["raw int64 all_table", "int64 all_n", *["raw bool all_skip"] * may_skip]
     options = {"preamble": kernel.preamble, **kernel.kwargs}
-    return type(kernel)(in_params, "", operation, f"{kernel.name}_for_all", **options)
+    name = f"{kernel.name}_for_all{'_recorded' * may_skip}"
+    return type(kernel)(", ".join(declarations), "", operation, name, **options)

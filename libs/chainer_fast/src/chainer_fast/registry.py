@@ -10,7 +10,16 @@ from chainer_compat.registry import Repair
 from chainer_compat.repairs.cupy14 import cupy_is_14
 from chainer_compat.repairs.libraries import has_scipy
 from chainer_fast.onednn import library
-from chainer_fast.repairs import bandwidth, cudnn, ideep, launches, passes, starting, waits
+from chainer_fast.repairs import (
+    bandwidth,
+    cudnn,
+    graphs,
+    ideep,
+    launches,
+    passes,
+    starting,
+    waits,
+)
 
 # ``CHAINER_COMPAT_CUDNN=1``: let cuDNN compute what it can, through nvidia-cudnn-frontend.
 CUDNN = "CHAINER_COMPAT_CUDNN"
@@ -111,6 +120,13 @@ REPAIRS = (
         "the GPU",
         cupy_is_14,
         launches.update_parameters_at_once,
+    ),
+    Repair(
+        "cuda-graphs",
+        "chainer.optimizer",
+        "Chainer launches every kernel of every step from Python",
+        graphs.can_be_asked_for,
+        graphs.use_graphs_if_asked,
     ),
     *(
         Repair(

@@ -23,21 +23,23 @@ class Draws:
     ----------
     key : array of uint64, shape (2,)
         Seed, and number of steps since it was set; in GPU memory.
+    n_calls : int
+        Number of calls so far in the step.
     """
 
     def __init__(self, key: Any) -> None:
         self.key = key
-        self._n_calls = 0
+        self.n_calls = 0
 
     def next_call(self) -> int:
         """Return the number of this call in the step, so that each call draws other numbers."""
-        self._n_calls += 1
-        return self._n_calls - 1
+        self.n_calls += 1
+        return self.n_calls - 1
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Begin a step: functions in the ``with`` block, on this thread, draw from here."""
-        self._n_calls = 0
+        self.n_calls = 0
         before, _of_thread.draws = draws(), self
         try:
             yield

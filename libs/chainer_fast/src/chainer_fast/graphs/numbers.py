@@ -1,0 +1,93 @@
+"""Numbers in GPU memory that a recorded step reads, and that are written before each launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from chainer_fast.foreach import Place
+
+_ALIGNMENT = 8
+
+
+class Numbers:
+    """The numbers of a recording, in one piece of memory: a single copy writes them all.
+
+    It is the `chainer_fast.foreach.Recording` of an update.
+
+    Parameters
+    ----------
+    xp
+        The module CuPy.
+    n_bytes
+        Size of the memory.
+    skip
+        Array of bool without axes in GPU memory: kernels of the update do nothing if it is true.
+    """
+
+    def __init__(self, xp: ModuleType, n_bytes: int, skip: Any) -> None:
+        self._xp, self.skip = xp, skip
+        self._on_gpu = xp.zeros(n_bytes, np.uint8)
+        self._host = np.zeros(n_bytes, np.uint8)
+        self._written: bytes | None = None
+        self.begin(is_recorded=False)
+
+    def begin(self, *, is_recorded: bool) -> None:
+        """Forget all numbers, because the step is enqueued once more.
+
+        If it is recorded, memory cannot be filled before `fill`.
+        """
+        self._n_bytes = 0
+        self._places: list[tuple[Sequence[Place], Any]] = []
+        self._is_recorded = is_recorded
+        self._to_fill: list[tuple[Any, Any]] = []
+
+    def upload(self, array: Any) -> Any:
+        """Return a copy in GPU memory."""
+        if not self._is_recorded:
+            return self._xp.asarray(array)
+        on_gpu = self._xp.empty(array.shape, array.dtype)
+        self._to_fill.append((on_gpu, array))
+        return on_gpu
+
+    def fill(self) -> None:
+        """Fill what was uploaded while the step was recorded."""
+        for on_gpu, array in self._to_fill:
+            on_gpu[...] = self._xp.asarray(array)
+        self._to_fill.clear()
+
+    def array(self, n: int, dtype: Any) -> tuple[Any, Any]:
+        """Return ``n`` numbers as an array in host memory, and as one in GPU memory.
+
+        What is written to the first is in the second after `write`.
+        """
+        begin = self._n_bytes
+        end = begin + n * np.dtype(dtype).itemsize
+        if end > len(self._host):
+            raise ValueError(f"the numbers of a step take more than {len(self._host)} bytes")
+        self._n_bytes = -(-end // _ALIGNMENT) * _ALIGNMENT
+        return self._host[begin:end].view(dtype), self._on_gpu[begin:end].view(dtype)
+
+    def numbers(self, places: Sequence[Place], values: Sequence[Any], dtype: Any) -> Any:
+        """Return an array in GPU memory for numbers that are written before each launch."""
+        host, on_gpu = self.array(len(values), dtype)
+        host[:] = values
+        self._places.append((places, host))
+        return on_gpu
+
+    def set(self, found: Mapping[Place, Any]) -> None:
+        """Set numbers by their places; others keep their values."""
+        for places, host in self._places:
+            if places[0] in found:
+                host[:] = [found[place] for place in places]
+
+    def write(self) -> None:
+        """Write the numbers to GPU memory, if any has changed."""
+        n_bytes = self._n_bytes
+        current = self._host[:n_bytes].tobytes()
+        if n_bytes and current != self._written:
+            self._on_gpu[:n_bytes] = self._xp.asarray(self._host[:n_bytes].copy())
+            self._written = current

@@ -1,0 +1,163 @@
+"""One recorded step: forward, backward, exchange and update as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+
+from chainer_fast.graphs import circumstances
+from chainer_fast.graphs.drawing import Draws
+from chainer_fast.graphs.inputs import Inputs, NotRecordable
+from chainer_fast.graphs.numbers import Numbers
+from chainer_fast.graphs.outputs import Outputs
+from chainer_fast.graphs.recorder import Recorder
+from chainer_fast.graphs.scaling import Scaling
+from chainer_fast.graphs.steps import Steps
+from chainer_fast.updates import RecordedSteps, is_weight_decay
+
+# Bytes for the numbers of a parameter: Adam has 7, weight decay one, each at most 8 bytes.
+_BYTES_OF_PARAMETER = 128
+_BYTES_OF_ALL = 4096
+
+
+class RecordedStep:
+    """A step that a graph does.
+
+    Parameters
+    ----------
+    steps
+        Steps of the optimizer.
+    lossfun, args, kwds
+        What the script calls ``optimizer.update`` with.
+    recorder
+        What records.
+    scaling
+        Loss scale on the GPU.
+    draws
+        Random numbers of steps.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        lossfun: Callable[..., Any],
+        args: Sequence[Any],
+        kwds: Mapping[str, Any],
+        recorder: Recorder,
+        scaling: Scaling,
+        draws: Draws,
+    ) -> None:
+        self._steps, self._lossfun = steps, lossfun
+        self._recorder, self._scaling, self._draws = recorder, scaling, draws
+        self._optimizer = optimizer = steps.optimizer
+        xp = self._xp = chainer.backends.cuda.cupy
+        self._parameters = list(optimizer.target.params())
+        n_bytes = _BYTES_OF_ALL + _BYTES_OF_PARAMETER * len(self._parameters)
+        self._numbers = Numbers(xp, n_bytes, scaling.found)
+        self._inputs = Inputs(xp, chainer.Variable, (tuple(args), dict(kwds)))
+        self._outputs = Outputs(optimizer.target, xp.ndarray)
+        self._graph: Any = None
+        self._update: RecordedSteps
+        #: Number of steps in which its results are still compared with those of an eager step.
+        self.n_checks = 2
+
+    # ---- recording ----
+
+    def rehearse(self, args: Sequence[Any], kwds: Mapping[str, Any]) -> None:
+        """Enqueue the step without recording it, and without an update.
+
+        This compiles and loads its kernels, and changes only gradients and persistent values.
+        """
+        self._inputs.write((tuple(args), dict(kwds)))
+        self._scaling.found[...] = True  # skips the update
+        with self._recorder.beside():
+            self._numbers.begin(is_recorded=False)
+            self._enqueue()
+        self._scaling.found[...] = False
+
+    def record(self) -> None:
+        """Record the step. Nothing is done yet."""
+        self._numbers.begin(is_recorded=True)
+        before = [parameter._loss_scale for parameter in self._parameters]
+        try:
+            self._graph, _ = self._recorder.record(self._enqueue)
+        finally:
+            for parameter, loss_scale in zip(self._parameters, before, strict=True):
+                parameter._loss_scale = loss_scale
+        self._gradients = [(each, each.grad_var) for each in self._parameters]
+        self._outputs.forget_functions()
+        self._numbers.fill()
+        self.uses_t = self._depends_on_t()
+
+    def _enqueue(self) -> None:
+        optimizer, scaling = self._optimizer, self._scaling
+        args, kwds = self._inputs.recorded
+        scale = None if vars(optimizer).get("_loss_scale") is None else scaling.scale
+        with self._draws.step(), self._outputs.taken():
+            self._steps.gradients(self._lossfun, args, kwds, scale)
+            self._n_draws = self._draws.n_calls
+            optimizer.reallocate_cleared_grads()
+            if optimizer._loss_scaling_is_dynamic:
+                scaling.look([each.grad for each in self._parameters], self._numbers)
+            hooks = circumstances.pre_hooks(optimizer)
+            decays = [hook for hook in hooks if is_weight_decay(hook)]
+            self._update = RecordedSteps(
+                self._parameters, decays, chainer, self._numbers, scale
+            )
+            for hook in hooks:
+                if hook in decays:
+                    self._update.enqueue_decay(hook)
+                else:
+                    optimizer.call_hook(hook)
+            self._update.enqueue()
+            optimizer.call_hooks("post")
+            if optimizer._loss_scaling_is_dynamic:
+                scaling.change(optimizer)
+
+    def _depends_on_t(self) -> bool:
+        """Return whether numbers of the update depend on how many steps were taken."""
+        found = []
+        for _ in range(2):
+            found.append(list(self._update.numbers().values()))
+            self._count(1)
+        self._count(-2)
+        return found[0] != found[1]
+
+    def _count(self, n: int) -> None:
+        for step in self._update.steps:
+            vars(step.rule)["t"] += n
+
+    # ---- a step ----
+
+    def prepare(self, args: Sequence[Any], kwds: Mapping[str, Any], key: Sequence[int]) -> None:
+        """Write what differs from the last step: inputs, numbers, and the key of random draws.
+
+        Counts the step, except in ``optimizer.t``.
+        """
+        self._inputs.write((tuple(args), dict(kwds)))
+        if self._n_draws:
+            self._draws.key[...] = self._xp.asarray(np.array(key, np.uint64))
+        self._count(1)
+        self._numbers.set(self._update.numbers())
+        self._numbers.write()
+
+    def launch(self) -> None:
+        """Launch the graph."""
+        self._recorder.launch(self._graph)
+
+    def hand_out(self) -> None:
+        """Give the script the results of the step."""
+        for parameter, gradient in self._gradients:
+            if parameter.grad_var is not gradient:
+                parameter.grad_var = gradient
+        self._outputs.hand_out()
+
+    def uncount(self) -> None:
+        """Take back that `prepare` has counted a step."""
+        self._count(-1)
+
+
+__all__ = ["NotRecordable", "RecordedStep"]
