@@ -1,14 +1,23 @@
 """Steps as graphs: the same as eager steps, bit for bit, on a stand-in for a GPU."""
 
+import copy
+
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
 from chainer.backends import cuda
 from libs.chainer_fast.tests.stand_in_kernels import Kernel
-from libs.chainer_fast.tests.stand_in_tape import RANDOM, XP, Gpu, GpuArray, Tape, TapeKernel, get_array_module, to_gpu
+from libs.chainer_fast.tests.stand_in_tape import XP, Gpu, GpuArray, Stream, Tape, TapeKernel, get_array_module, to_gpu
 
+from chainer_fast.graphs.state import State
 from chainer_fast.repairs import graphs, launches, waits
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Non finite number found"),
+    pytest.mark.filterwarnings("ignore:.* encountered in"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +98,7 @@ def train(optimizer, data, *, graphs, prepare=None, model=None, between=lambda k
         with reporter.scope({}):
             optimizer.update(model, *batch)
             found.append({**reporter.observation, "y": model.y})
-    reported = [{name: np.array(v.array) for name, v in each.items()} for each in found]
+    reported = [{k: np.array(getattr(v, 'array', v)) for k, v in each.items()} for each in found]
     parameters = {name: np.array(p.array) for name, p in model.namedparams()}
     return parameters, reported, optimizer
 
@@ -101,20 +110,387 @@ def assert_same(one, other):
             np.testing.assert_array_equal(found[name], expected[name], name)
 
 
-OPTIMIZERS = {
-    "SGD": lambda: chainer.optimizers.SGD(0.1),
-    "MomentumSGD": lambda: chainer.optimizers.MomentumSGD(0.1),
-    "Adam": lambda: chainer.optimizers.Adam(),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_hundred_steps(name):
-    data = batches(100)
-    expected = train(OPTIMIZERS[name](), data, graphs=False)
-    found = train(OPTIMIZERS[name](), data, graphs=True)
+def compare(make, data, **options):
+    """Train with and without graphs; return the optimizer of the former."""
+    expected = train(make(), data, graphs=False, **options)
+    found = train(make(), data, graphs=True, **options)
     assert_same([found[0], *found[1]], [expected[0], *expected[1]])
-    optimizer = found[2]
-    counts = optimizer.cuda_graphs
-    assert (counts.n_recorded, counts.n_launched) == (1, 95)
-    assert optimizer.t == 100
+    for one, other in zip(found[2].target.params(), expected[2].target.params(), strict=True):
+        assert one.update_rule.t == other.update_rule.t
+        assert_same([one.update_rule.state], [other.update_rule.state])
+    assert found[2].t == expected[2].t
+    assert found[2]._loss_scale == expected[2]._loss_scale
+    return found[2]
+
+
+def launched(optimizer):
+    return optimizer.cuda_graphs.n_launched
+
+
+def sgd():
+    return chainer.optimizers.SGD(0.1)
+
+
+def momentum():
+    return chainer.optimizers.MomentumSGD(0.1)
+
+
+def adam():
+    return chainer.optimizers.Adam(0.01, weight_decay_rate=0.1)
+
+
+def amsbound():
+    return chainer.optimizers.Adam(0.01, amsgrad=True, adabound=True)
+
+
+@pytest.mark.parametrize("make", [sgd, momentum, adam, amsbound])
+def test_a_hundred_steps(make):
+    optimizer = compare(make, batches(100))
+    assert optimizer.cuda_graphs.n_recorded == 1
+    assert launched(optimizer) >= 94
+
+
+def half(model):
+    for parameter in model.params():
+        parameter.array = to_gpu(parameter.array.astype(np.float16))
+    return model
+
+
+def mixed(optimizer):
+    half(optimizer.target)
+    optimizer.use_fp32_update()
+    optimizer.loss_scaling(interval=3)
+
+
+def half_batches(n, infinite=()):
+    data = [tuple(to_gpu(a.astype(np.float16)) for a in batch) for batch in batches(n)]
+    for k in infinite:
+        data[k][0][1, 1] = np.inf
+    return data
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_mixed_precision_skips_steps_that_overflow(make):
+    data = half_batches(40, infinite=(2, 20, 21, 30))
+    with pytest.warns(UserWarning, match="steps were skipped, because a gradient was not finite"):
+        optimizer = compare(make, data, prepare=mixed)
+    assert launched(optimizer) > 25
+    assert next(optimizer.target.params()).update_rule.t == 36
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_a_constant_loss_scale(make):
+    def prepare(optimizer):
+        half(optimizer.target)
+        optimizer.use_fp32_update()
+        optimizer.loss_scaling(scale=64)
+
+    optimizer = compare(make, half_batches(20), prepare=prepare)
+    assert launched(optimizer) > 10
+
+
+def schedule(k, optimizer):
+    optimizer.hyperparam.lr = 0.1 / (1 + k)
+
+
+def change_one(k, optimizer):
+    if k == 10:
+        optimizer.target.w1.update_rule.hyperparam.lr = 0.3
+
+
+def set_by_hand(k, optimizer):
+    if k in (8, 12):
+        optimizer.lr *= 0.5
+
+
+def clear_gradients(k, optimizer):
+    optimizer.target.cleargrads()
+
+
+def freeze(k, optimizer):
+    if k == 10:
+        optimizer.target.b1.update_rule.enabled = False
+    if k == 15:
+        optimizer.target.b1.update_rule.enabled = True
+
+
+def scale_parameters(k, optimizer):
+    if k == 10:
+        optimizer.target.w1.array *= 2
+
+
+def replace_a_parameter(k, optimizer):
+    if k == 10:
+        optimizer.target.w1.array = to_gpu(np.ones((5, 3), "f"))
+
+
+def use_config(k, optimizer):
+    chainer.config.train = k < 10
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        schedule,
+        change_one,
+        set_by_hand,
+        clear_gradients,
+        freeze,
+        scale_parameters,
+        replace_a_parameter,
+        use_config,
+    ],
+)
+def test_what_a_script_does_between_steps(between):
+    with chainer.using_config("train", True):
+        optimizer = compare(momentum, batches(25), between=between)
+    assert launched(optimizer) >= 9
+
+
+def decay_all(optimizer):
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.25))
+
+
+def decay_each(optimizer):
+    for parameter in optimizer.target.params():
+        parameter.update_rule.add_hook(chainer.optimizer_hooks.WeightDecay(0.25))
+
+
+def decay_all_mixed(optimizer):
+    mixed(optimizer)
+    decay_all(optimizer)
+
+
+@pytest.mark.parametrize("prepare", [decay_all, decay_each, decay_all_mixed])
+@pytest.mark.filterwarnings("ignore:.* skipped, because a gradient")
+def test_weight_decay_follows_its_rate(prepare):
+    def between(k, optimizer):
+        rules = [optimizer, *(p.update_rule for p in optimizer.target.params())]
+        for each in rules:
+            for hook in each._hookable._pre_update_hooks.values():
+                hook.rate = 0.25 / (1 + k)
+
+    data = half_batches(20) if prepare is decay_all_mixed else batches(20)
+    optimizer = compare(momentum, data, prepare=prepare, between=between)
+    assert launched(optimizer) >= 10
+
+
+def test_another_shape_gets_another_graph():
+    small, large = batches(40, size=3), batches(40)
+    data = [small[k] if k % 5 == 4 else large[k] for k in range(40)]
+    optimizer = compare(momentum, data)
+    assert optimizer.cuda_graphs.n_recorded == 2
+    assert launched(optimizer) >= 25
+
+
+def test_what_a_script_keeps_stays():
+    _, reported, optimizer = train(momentum(), batches(100), graphs=True)
+    assert launched(optimizer) >= 94
+    losses = [each["main/loss"].item() for each in reported]
+    assert len(set(losses)) == 100  # each step has its own
+
+
+@pytest.mark.filterwarnings("ignore:.* skipped, because a gradient")
+def test_snapshot_and_resumption(tmp_path):
+    data = half_batches(40, infinite=(25,))
+    expected = train(adam(), data, graphs=False, prepare=mixed)
+
+    def save(optimizer):
+        chainer.serializers.save_npz(tmp_path / "optimizer.npz", optimizer)
+        chainer.serializers.save_npz(tmp_path / "model.npz", optimizer.target)
+        return optimizer._loss_scale, optimizer._loss_scaling_isnan_ever
+
+    _, _, first = train(adam(), data[:30], graphs=True, prepare=mixed)
+    scale, ever = save(first)
+
+    def load(k, optimizer):
+        if k == 12:  # after it has recorded a graph of other values
+            for each, name in ((optimizer, "optimizer.npz"), (optimizer.target, "model.npz")):
+                chainer.serializers.load_npz(tmp_path / name, each)
+            optimizer._loss_scale, optimizer._loss_scaling_isnan_ever = scale, ever
+
+    parameters, _, second = train(
+        adam(), data[:12] + data[30:], graphs=True, prepare=mixed, between=load
+    )
+    assert_same([parameters], [expected[0]])
+    assert second.t == 40
+    assert launched(second) >= 12
+
+
+class Looks(Model):
+    def forward(self, x, t):
+        loss = super().forward(x, t)
+        self.is_large = float(loss.array) > 1
+        return loss
+
+
+class Remembers(Model):
+    before = 0
+
+    def forward(self, x, t):
+        loss = super().forward(x + self.before, t)
+        self.before = x.copy()
+        return loss
+
+
+class Counts(Model):
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+
+    def forward(self, x, t):
+        self.n += 1
+        return super().forward(x, t) * (1 + self.n % 2)
+
+
+class ReportsNumbers(Model):
+    def forward(self, x, t):
+        chainer.report({"size": 4}, self)
+        return super().forward(x, t)
+
+
+class Replaces(Model):
+    def __init__(self):
+        super().__init__()
+        self.add_persistent("mean", to_gpu(np.zeros(3, "f")))
+
+    def forward(self, x, t):
+        self.mean = self.mean * 0.5 + x.mean(axis=0)
+        return super().forward(x, t)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Looks, "operation not permitted when stream is capturing"),
+        (Remembers, "a graph gives other values than an eager step for /b1"),
+        (Counts, "no combination of shapes and settings came back"),
+        (ReportsNumbers, "it reports 'main/size', which is no array in GPU memory: 4"),
+        (Replaces, "/mean is replaced in each step"),
+    ],
+)
+def test_a_model_that_cannot_be_recorded(model, reason):
+    data = batches(80)
+    expected = train(momentum(), data, graphs=False, model=model())
+    with pytest.warns(UserWarning, match=f"no CUDA graphs: .*{reason}") as warned:
+        found = train(momentum(), data, graphs=True, model=model())
+    assert len(warned) == 1
+    assert_same([found[0], *found[1]], [expected[0], *expected[1]])
+    assert launched(found[2]) == 0
+
+
+def hook(optimizer):
+    optimizer.lr *= 0.9
+
+
+def test_hooks_of_the_script_are_not_recorded():
+    with pytest.warns(UserWarning, match="the hook 'own' of the optimizer is the script's own"):
+        compare(momentum, batches(10), prepare=lambda o: o.add_hook(hook, "own"))
+
+
+def test_arrays_in_host_memory_are_not_recorded():
+    data = [(x, t, np.ones(2)) for x, t in batches(10)]
+
+    class WithLengths(Model):
+        def forward(self, x, t, lengths):
+            return super().forward(x, t)
+
+    with pytest.warns(UserWarning, match="an argument of the loss function is a numpy.ndarray"):
+        train(momentum(), data, graphs=True, model=WithLengths())
+
+
+def test_a_model_in_host_memory():
+    model = chainer.links.Classifier(chainer.links.Linear(3, 2))
+    optimizer = chainer.optimizers.SGD().setup(model)
+    optimizer.use_cuda_graphs()
+    with pytest.warns(UserWarning, match="no CUDA graphs: the model is not on a GPU"):
+        optimizer.update(model, np.ones((4, 3), "f"), np.zeros(4, "i"))
+
+
+def test_functions_made_anew_by_the_same_line():
+    def run(graphs):
+        model = Model()
+        optimizer = momentum().setup(model)
+        if graphs:
+            optimizer.use_cuda_graphs()
+        for x, t in batches(20):
+            optimizer.update(lambda x, t: model(x, t), x, t)
+        return {name: np.array(p.array) for name, p in model.namedparams()}, optimizer
+
+    found, optimizer = run(True)
+    assert_same([found], [run(False)[0]])
+    assert launched(optimizer) >= 14
+
+
+def test_function_hooks_see_eager_steps():
+    class Counting(chainer.FunctionHook):
+        n = 0
+
+        def forward_preprocess(self, function, in_data):
+            self.n += 1
+
+    model = Model()
+    optimizer = momentum().setup(model)
+    optimizer.use_cuda_graphs()
+    for batch in batches(15):
+        optimizer.update(model, *batch)
+    n = launched(optimizer)
+    with Counting() as counting:
+        optimizer.update(model, *batches(1)[0])
+    assert counting.n > 3
+    assert launched(optimizer) == n
+    optimizer.update(model, *batches(1)[0])
+    assert launched(optimizer) == n + 1
+
+
+@pytest.mark.parametrize("at", ["record", "copies"])
+def test_out_of_memory(at, monkeypatch):
+    def fail(state, *args):
+        if at == "record" or len(state._arrays) > 4:
+            raise MemoryError("out of memory")
+        return []
+
+    if at == "record":
+        monkeypatch.setattr(Stream, "begin_capture", fail)
+        message = "no CUDA graphs: MemoryError: out of memory"
+    else:
+        monkeypatch.setattr(State, "now", fail)
+        monkeypatch.setattr(State, "restore", lambda state: None)
+        message = "graphs are not compared with eager steps: .* does not fit"
+    with pytest.warns(UserWarning, match=message):
+        optimizer = compare(momentum, batches(20))
+    assert launched(optimizer) == (0 if at == "record" else 15)
+
+
+def test_an_error_of_a_launch_reaches_the_script(monkeypatch):
+    _, _, optimizer = train(momentum(), batches(10), graphs=True)
+
+    def fail(self, stream):
+        raise RuntimeError("cudaErrorIllegalAddress")
+
+    monkeypatch.setattr(Tape, "launch", fail)
+    with pytest.raises(RuntimeError, match="cudaErrorIllegalAddress"):
+        optimizer.update(optimizer.target, *batches(1)[0])
+
+
+def test_switched_off(monkeypatch):
+    _, _, optimizer = train(momentum(), batches(10), graphs=True)
+    optimizer.use_cuda_graphs(False)
+    assert optimizer.cuda_graphs is None
+    optimizer.update(optimizer.target, *batches(1)[0])
+    assert optimizer.t == 11
+    monkeypatch.setenv("CHAINER_CUDA_GRAPHS", "1")
+    assert optimizer.cuda_graphs is None
+    assert momentum().cuda_graphs.are_on
+
+
+def test_copies_of_an_optimizer_have_what_the_gpu_knows():
+    with pytest.warns(UserWarning, match="not finite"):
+        _, _, optimizer = train(
+            sgd(), half_batches(20, infinite=(15,)), graphs=True, prepare=mixed
+        )
+        rule = copy.deepcopy(optimizer.target.w1.update_rule)
+    assert rule.t == 19
+    twin = copy.deepcopy(optimizer)
+    assert twin._loss_scale == optimizer._loss_scale
+    assert twin.cuda_graphs.n_launched == 0

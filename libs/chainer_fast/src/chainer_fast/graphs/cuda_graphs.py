@@ -28,6 +28,8 @@ N_FIRST = 3
 MOST_GRAPHS = 4
 #: Most recordings, and most steps without launching a graph, before giving up.
 MOST_RECORDINGS, MOST_EAGER = 16, 64
+#: Most steps in a row that find other arrays than the step before.
+MOST_BEGUN = 8
 
 
 class _Plan(NamedTuple):
@@ -52,7 +54,7 @@ class CudaGraphs:
         self._graphs: dict[Hashable, RecordedStep] = {}
         self._seen: dict[Hashable, int] = {}
         self._never: set[Hashable] = set()
-        self._n_since_launch = 0
+        self._n_since_launch = self._n_begun = 0
         self._shared: _Shared | None = None
 
     def __deepcopy__(self, memo: Any) -> CudaGraphs:
@@ -120,7 +122,11 @@ class CudaGraphs:
             array is known for array, known in zip(arrays, self._places, strict=True)
         )
         if not is_same:
+            reason = self._why_not_with(optimizer, arrays)
             self._begin(arrays)
+            if reason is not None:
+                return _Plan(GIVE_UP, reason=reason)
+        self._n_begun *= not is_same
         if not self._has_asked:
             self._has_asked = True
             if reason := call.steps.why_not():
@@ -159,6 +165,16 @@ class CudaGraphs:
         if self.n_recorded >= MOST_RECORDINGS:
             return _Plan(GIVE_UP, reason=f"{MOST_RECORDINGS} recordings became useless")
         return _Plan(RECORD, key)
+
+    def _why_not_with(self, optimizer: Any, arrays: list[Any]) -> str | None:
+        """Return why there can be no graphs, if some arrays are other ones in each step."""
+        self._n_begun += 1
+        if self._n_begun <= MOST_BEGUN or len(arrays) != len(self._places):
+            return None
+        names = circumstances.names_of_places(optimizer)
+        triples = zip(names, arrays, self._places, strict=True)
+        replaced = next(name for name, array, known in triples if array is not known)
+        return f"{replaced} is replaced in each step: write to it in place"
 
     def _begin(self, arrays: list[Any]) -> None:
         """Begin anew, because graphs would write to arrays that are not in use any more."""
@@ -336,16 +352,17 @@ class _Call(NamedTuple):
 
 
 class _HostState:
-    """What an eager step changes on the host."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self._saved = [
-            (each, {name: vars(each)[name] for name in self._names if name in vars(each)})
-            for each in (optimizer, *(p.update_rule for p in optimizer.target.params()))
-            if each is not None
-        ]
+    """What an eager step changes on the host: counters, and attributes of links."""
 
     _names = ("t", "_loss_scale", "_loss_scaling_isnan", "_loss_scaling_isnan_ever")
+
+    def __init__(self, optimizer: Any) -> None:
+        rules = [each.update_rule for each in optimizer.target.params()]
+        self._saved = [
+            (each, {name: vars(each)[name] for name in self._names if name in vars(each)})
+            for each in (optimizer, *filter(None, rules))
+        ]
+        self._saved += [(link, dict(vars(link))) for link in optimizer.target.links()]
 
     def restore(self) -> None:
         for each, saved in self._saved:

@@ -88,8 +88,9 @@ class Scaling:
         if n_skipped:
             self.n_skipped[...] = 0
             warnings.warn(
-                f"{n_skipped} steps were skipped, because a gradient was not finite; the last "
-                f"one at or before iteration {optimizer.t}. The loss scale is now {scale:g}",
+                f"{n_skipped} step{'s were' if n_skipped > 1 else ' was'} skipped, because a "
+                f"gradient was not finite, the last one at or before iteration {optimizer.t}. The "
+                f"loss scale is now {scale:g}",
                 stacklevel=2,
             )
         return n_skipped
