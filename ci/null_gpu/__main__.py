@@ -5,15 +5,17 @@ are, on top of a CUDA that does nothing: device memory is host memory, copies co
 compiled but not run. Everything computed stays zero. This shows
 
 * that a program runs to its end on GPUs: devices, streams, memory, kernels that compile, Python;
-* where the host waits for a GPU, and which line of Python is to blame.
+* where the host waits for a GPU, and which line of Python is to blame;
+* whether work can be captured as a CUDA graph, and what a launch of the graph still needs.
 
-It shows nothing about numbers, speed, races, or what CUDA itself checks.
+It shows nothing about numbers, speed, races, or what else CUDA itself checks.
 It needs Linux on x86-64, a C compiler, CuPy for CUDA 13, and NVRTC and CUDA's headers from wheels:
 the group null-gpu of pyproject.toml.
 
 How it works: CuPy's modules contain CUDA's runtime. As soon as Python has loaded one, its
-runtime functions are overwritten with jumps to those in null_gpu.c. The driver, cuBLAS, cuRAND
-and NCCL are libraries that are loaded by name, so ours are loaded first. NVRTC is the real one.
+runtime functions are overwritten with jumps to those in null_gpu.c and capture.c. The driver,
+cuBLAS, cuRAND and NCCL are libraries that are loaded by name, so ours are loaded first. NVRTC is
+the real one.
 """
 
 from __future__ import annotations

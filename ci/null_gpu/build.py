@@ -44,7 +44,7 @@ def build() -> Path:
     """Return the folder of the libraries, after compiling them if necessary."""
     if reason := why_not():
         raise RuntimeError(reason)
-    sources = [(HERE / name).read_bytes() for name in ("build.py", "libraries.c", "null_gpu.c")]
+    sources = [path.read_bytes() for path in (HERE / "build.py", *sorted(HERE.glob("*.[ch]")))]
     of_cupy = importlib.util.find_spec("cupy_backends")
     cupy = [str(of_cupy), *importlib.metadata.packages_distributions()["cupy_backends"]]
     cupy += [importlib.metadata.version(name) for name in cupy[1:]]
@@ -78,15 +78,20 @@ def environment(devices: int, notes: Path) -> dict[str, str]:
 
 def compile_into(folder: Path) -> None:
     """Compile the driver with the runtime, and a stand-in for each other library CuPy loads."""
-    run_cc(folder / DRIVER, [HERE / "null_gpu.c"], f"-I{headers()}", "-ldl", "-lpthread")
+    sources = [HERE / "null_gpu.c", HERE / "capture.c"]
+    run_cc(folder / DRIVER, sources, f"-I{headers()}", "-ldl", "-lpthread")
     special = (HERE / "libraries.c").read_text()
     for library, functions in needed().items():
+        prefix = library.split(".")[0].removeprefix("lib")
+        functions |= set(re.findall(rf"^int ({prefix}\w+)\(", special, re.MULTILINE))
         lines = [special]
         for function in sorted(functions):
             if re.search(rf"\b{function}\(", special):
                 continue
             if re.search("Create|CommInit|CommSplit", function):
                 lines.append(f"int {function}(void **handle) {{ *handle = handle; return 0; }}")
+            elif re.search("^cublas.*[gG]emm", function):
+                lines.append(f"int {function}(void) {{ return LAUNCH(of_cublas); }}")
             else:
                 lines.append(f"int {function}(void) {{ return 0; }}")
         source = folder / f"{library}.c"
@@ -94,7 +99,8 @@ def compile_into(folder: Path) -> None:
         versions = folder / f"{library}.map"
         names = "; ".join(sorted(functions))
         versions.write_text(f"{library} {{ global: {names}; local: *; }};")
-        run_cc(folder / library, [source], f"-Wl,--version-script={versions}")
+        found_beside = ("-Wl,-rpath,$ORIGIN", f"-Wl,--version-script={versions}")
+        run_cc(folder / library, [source, folder / DRIVER], *found_beside)
 
 
 def needed() -> dict[str, set[str]]:

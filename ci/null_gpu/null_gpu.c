@@ -1,16 +1,15 @@
 // CUDA's runtime and driver without a GPU: device memory is host memory, kernels do nothing.
 //
-// Everything is done before a call returns, so streams and events are mere names. A listener is
-// told of each call that would make the host wait for a GPU.
+// A listener is told of each call that would make the host wait for a GPU.
 
 #define _GNU_SOURCE
-#include <cuda_runtime_api.h>
+#include "null_gpu.h"
+
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
 #include <link.h>
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,39 +23,28 @@
 typedef void (*Listener)(const char *call, size_t bytes);
 
 static Listener listener;
-static unsigned long launches;
 
 void null_gpu_listen(Listener to) { listener = to; }
 
-unsigned long null_gpu_launches(void) { return launches; }
-
-static cudaError_t wait_in(const char *call, size_t bytes) {
+cudaError_t wait_in(const char *call, size_t bytes) {
     if (listener) listener(call, bytes);
-    return cudaSuccess;
-}
-
-static cudaError_t launch(void) {
-    __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
     return cudaSuccess;
 }
 
 // Memory
 
-typedef struct Allocation {
-    struct Allocation *next;
-    char *start;
-    size_t size;
-    enum cudaMemoryType type;
-    int device;
-    bool is_own;
-} Allocation;
-
 static Allocation *allocations;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int current;
 static __thread cudaError_t last;
+static __thread const char *reason = "";
 
-static cudaError_t fail(cudaError_t error) { return last = error; }
+cudaError_t fail_because(cudaError_t error, const char *why) {
+    reason = why;
+    return last = error;
+}
+
+cudaError_t fail(cudaError_t error) { return fail_because(error, "so says the null GPU"); }
 
 static int n_devices(void) {
     const char *number = getenv("CHAINERMN_NULL_GPU_DEVICES");
@@ -65,8 +53,9 @@ static int n_devices(void) {
 
 static void add(void *start, size_t size, enum cudaMemoryType type, bool is_own) {
     Allocation *new = malloc(sizeof *new);
-    *new = (Allocation){NULL, start, size, type, current, is_own};
+    static unsigned long n_made;
     pthread_mutex_lock(&lock);
+    *new = (Allocation){NULL, start, size, type, current, is_own, ++n_made};
     new->next = allocations;
     allocations = new;
     pthread_mutex_unlock(&lock);
@@ -98,7 +87,7 @@ static cudaError_t release(void *pointer) {
     return cudaSuccess;
 }
 
-static Allocation find(const void *pointer) {
+Allocation find(const void *pointer) {
     Allocation found = {.type = cudaMemoryTypeUnregistered, .device = -2};
     pthread_mutex_lock(&lock);
     for (Allocation *each = allocations; each; each = each->next)
@@ -120,21 +109,27 @@ cudaError_t cudaMallocManaged(void **pointer, size_t size, unsigned flags) {
     return allocate(pointer, size, cudaMemoryTypeManaged);
 }
 
-cudaError_t cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream) {
-    return allocate(pointer, size, cudaMemoryTypeDevice);
-}
-
 cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned flags) {
     wait_in("cudaHostAlloc", size);
     return allocate(pointer, size, cudaMemoryTypeHost);
 }
 
 cudaError_t cudaFree(void *pointer) {
-    if (pointer) wait_in("cudaFree", 0);
-    return release(pointer);
+    if (!pointer) return cudaSuccess;
+    wait_in("cudaFree", 0);
+    return refuse_in_capture("freeing waits for the GPU") ? last : release(pointer);
 }
 
-cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream) { return release(pointer); }
+static const char NO_MEMORY_NODES[] = "graphs of the null GPU cannot allocate or free";
+
+cudaError_t cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream) {
+    if (refuse_on_capturing(stream, NO_MEMORY_NODES)) return last;
+    return allocate(pointer, size, cudaMemoryTypeDevice);
+}
+
+cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream) {
+    return refuse_on_capturing(stream, NO_MEMORY_NODES) ? last : release(pointer);
+}
 
 cudaError_t cudaFreeHost(void *pointer) {
     wait_in("cudaFreeHost", 0);
@@ -182,6 +177,13 @@ static cudaError_t check(const void *to, const void *from, enum cudaMemcpyKind k
     return is_wrong ? fail(cudaErrorInvalidValue) : cudaSuccess;
 }
 
+static const char WAITING_COPY[] = "the host waits for this copy, and a replay does not repeat it";
+
+static cudaError_t copy(void *to, const void *from, size_t size, cudaStream_t stream) {
+    Work work = {.kind = COPY, .to = to, .from = from, .width = size, .height = 1};
+    return submit(stream, work);
+}
+
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind,
                             cudaStream_t stream) {
     if (!size) return cudaSuccess;
@@ -191,8 +193,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMe
     if (waits)
         wait_in(is_upload ? "cudaMemcpyAsync from pageable memory"
                           : "cudaMemcpyAsync to pageable memory", size);
-    memmove(to, from, size);
-    return cudaSuccess;
+    return copy(to, from, size, stream);
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
@@ -200,20 +201,17 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyK
     bool waits;
     if (check(to, from, kind, &waits, size)) return last;
     wait_in("cudaMemcpy", size);
-    memmove(to, from, size);
-    return cudaSuccess;
+    return refuse_in_capture(WAITING_COPY) ? last : copy(to, from, size, NULL);
 }
 
 cudaError_t cudaMemcpyPeer(void *to, int device, const void *from, int source, size_t size) {
     wait_in("cudaMemcpyPeer", size);
-    memmove(to, from, size);
-    return cudaSuccess;
+    return refuse_in_capture(WAITING_COPY) ? last : copy(to, from, size, NULL);
 }
 
 cudaError_t cudaMemcpyPeerAsync(void *to, int device, const void *from, int source, size_t size,
                                 cudaStream_t stream) {
-    memmove(to, from, size);
-    return cudaSuccess;
+    return copy(to, from, size, stream);
 }
 
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
@@ -222,18 +220,17 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     bool waits;
     if (check(to, from, kind, &waits, width * height)) return last;
     if (waits) wait_in("cudaMemcpy2DAsync with pageable memory", width * height);
-    for (size_t row = 0; row < height; ++row)
-        memmove((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemset(void *pointer, int value, size_t size) {
-    memset(pointer, value, size);
-    return cudaSuccess;
+    return submit(stream, (Work){.kind = COPY, .to = to, .from = from, .width = width,
+                                 .height = height, .to_pitch = to_pitch,
+                                 .from_pitch = from_pitch});
 }
 
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t size, cudaStream_t stream) {
-    return cudaMemset(pointer, value, size);
+    return submit(stream, (Work){.kind = FILL, .to = pointer, .value = value, .width = size});
+}
+
+cudaError_t cudaMemset(void *pointer, int value, size_t size) {
+    return cudaMemsetAsync(pointer, value, size, NULL);
 }
 
 // Devices
@@ -313,7 +310,10 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceSynchronize(void) { return wait_in("cudaDeviceSynchronize", 0); }
+cudaError_t cudaDeviceSynchronize(void) {
+    wait_in("cudaDeviceSynchronize", 0);
+    return refuse_while_any_captures("a stream is capturing: nothing runs");
+}
 
 cudaError_t cudaDeviceSetLimit(enum cudaLimit limit, size_t value) { return cudaSuccess; }
 
@@ -327,19 +327,32 @@ cudaError_t cudaProfilerStart(void) { return cudaSuccess; }
 cudaError_t cudaProfilerStop(void) { return cudaSuccess; }
 
 const char *cudaGetErrorName(cudaError_t error) {
+#define NAME(error) case error: return #error;
     switch (error) {
-        case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
-        case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
-        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
-        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-        case cudaErrorNoDevice: return "cudaErrorNoDevice";
-        case cudaErrorNotSupported: return "cudaErrorNotSupported";
-        case cudaErrorSymbolNotFound: return "cudaErrorSymbolNotFound";
+        NAME(cudaErrorCapturedEvent)
+        NAME(cudaErrorIllegalAddress)
+        NAME(cudaErrorIllegalState)
+        NAME(cudaErrorInvalidDevice)
+        NAME(cudaErrorInvalidResourceHandle)
+        NAME(cudaErrorInvalidValue)
+        NAME(cudaErrorMemoryAllocation)
+        NAME(cudaErrorNoDevice)
+        NAME(cudaErrorNotSupported)
+        NAME(cudaErrorOperatingSystem)
+        NAME(cudaErrorStreamCaptureImplicit)
+        NAME(cudaErrorStreamCaptureInvalidated)
+        NAME(cudaErrorStreamCaptureIsolation)
+        NAME(cudaErrorStreamCaptureMerge)
+        NAME(cudaErrorStreamCaptureUnjoined)
+        NAME(cudaErrorStreamCaptureUnmatched)
+        NAME(cudaErrorStreamCaptureUnsupported)
+        NAME(cudaErrorSymbolNotFound)
         default: return "unknown";
     }
+#undef NAME
 }
 
-const char *cudaGetErrorString(cudaError_t error) { return "so says the null GPU"; }
+const char *cudaGetErrorString(cudaError_t error) { return reason; }
 
 cudaError_t cudaPeekAtLastError(void) { return last; }
 
@@ -349,94 +362,18 @@ cudaError_t cudaGetLastError(void) {
     return error;
 }
 
-// Streams and events
-
-typedef struct { bool is_recorded; } Name;
-
-static cudaError_t make(void **handle) {
-    *handle = calloc(1, sizeof(Name));
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreate(cudaStream_t *stream) { return make((void **)stream); }
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
-    return make((void **)stream);
-}
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
-    return make((void **)stream);
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    free(stream);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    return wait_in("cudaStreamSynchronize", 0);
-}
-
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaSuccess; }
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-    return event ? cudaSuccess : fail(cudaErrorInvalidResourceHandle);
-}
-
-cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, void *data,
-                                  unsigned flags) {
-    call(stream, cudaSuccess, data);
-    return cudaSuccess;
-}
-
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t call, void *data) {
-    call(data);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-    *status = cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *event) { return make((void **)event); }
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-    return make((void **)event);
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    free(event);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    if (!event) return fail(cudaErrorInvalidResourceHandle);
-    ((Name *)event)->is_recorded = true;
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaSuccess; }
-
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return wait_in("cudaEventSynchronize", 0); }
-
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
-    if (!((Name *)start)->is_recorded || !((Name *)end)->is_recorded)
-        return fail(cudaErrorInvalidResourceHandle);
-    *milliseconds = 1;
-    return cudaSuccess;
-}
-
 // Kernels that were compiled with CuPy
+
+static const Work OF_CUPY = {.kind = KERNEL, .name = "compiled with CuPy"};
 
 cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments,
                              size_t shared, cudaStream_t stream) {
-    return launch();
+    return submit(stream, OF_CUPY);
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *configuration, const void *function,
                                 void **arguments) {
-    return launch();
+    return submit(configuration->stream, OF_CUPY);
 }
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function) {
@@ -456,7 +393,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
 // The driver: kernels that NVRTC compiles. Its errors have the runtime's numbers.
 
 // NVRTC looks for a driver too, and compiles without this one.
-int cuInit(unsigned flags) { return cudaErrorNoDevice; }
+int cuInit(unsigned flags) { return fail(cudaErrorNoDevice); }
 
 int cuCtxGetCurrent(void **context) {
     *context = (void *)(intptr_t)(current + 1);
@@ -479,7 +416,7 @@ int cuGetErrorString(int error, const char **text) {
     return cudaSuccess;
 }
 
-typedef struct { char *image; size_t size; } Module;
+typedef struct { const Module *module; char *name; } Function;
 
 int cuModuleLoadData(void **module, const void *image) {
     wait_in("cuModuleLoadData", 0);
@@ -488,7 +425,7 @@ int cuModuleLoadData(void **module, const void *image) {
     size_t size = is_elf ? header->e_shoff + (size_t)header->e_shnum * header->e_shentsize
                          : strlen(image);
     Module *new = malloc(sizeof *new);
-    *new = (Module){malloc(size), size};
+    *new = (Module){malloc(size), size, true};
     memcpy(new->image, image, size);
     *module = new;
     return cudaSuccess;
@@ -496,18 +433,24 @@ int cuModuleLoadData(void **module, const void *image) {
 
 int cuModuleUnload(Module *module) {
     free(module->image);
-    free(module);
+    module->is_loaded = false;
     return cudaSuccess;
 }
 
+static bool has(const Module *module, const char *name) {
+    return memmem(module->image, module->size, name, strlen(name));
+}
+
 int cuModuleGetFunction(void **function, Module *module, const char *name) {
-    if (!memmem(module->image, module->size, name, strlen(name))) return cudaErrorSymbolNotFound;
-    *function = module;
+    if (!has(module, name)) return fail(cudaErrorSymbolNotFound);
+    Function *new = malloc(sizeof *new);
+    *new = (Function){module, strdup(name)};
+    *function = new;
     return cudaSuccess;
 }
 
 int cuModuleGetGlobal(void **pointer, size_t *size, Module *module, const char *name) {
-    if (!memmem(module->image, module->size, name, strlen(name))) return cudaErrorSymbolNotFound;
+    if (!has(module, name)) return fail(cudaErrorSymbolNotFound);
     *size = 1 << 16;
     return allocate(pointer, *size, cudaMemoryTypeDevice);
 }
@@ -536,24 +479,29 @@ int cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *function, void
     return cudaSuccess;
 }
 
+static int launch(const Function *function, void *stream) {
+    return submit(stream, (Work){.kind = KERNEL, .name = function->name,
+                                 .module = function->module});
+}
+
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned block_x,
                    unsigned block_y, unsigned block_z, unsigned shared, void *stream,
                    void **arguments, void **extra) {
     bool is_wrong = !x || !y || !z || y > 65535 || z > 65535 || !block_x || !block_y || !block_z;
-    if (is_wrong || (size_t)block_x * block_y * block_z > 1024) return cudaErrorInvalidValue;
-    return launch();
+    if (is_wrong || (size_t)block_x * block_y * block_z > 1024) return fail(cudaErrorInvalidValue);
+    return launch(function, stream);
 }
 
 int cuLaunchCooperativeKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned block_x,
                               unsigned block_y, unsigned block_z, unsigned shared, void *stream,
                               void **arguments) {
-    return launch();
+    return launch(function, stream);
 }
 
 // Replacing the runtime that is linked into a module of CuPy
 
 static int missing(const char *name) {
-    fprintf(stderr, "null GPU: there is no %s yet; add it to null_gpu.c\n", name);
+    fprintf(stderr, "null GPU: there is no %s yet; add it to ci/null_gpu\n", name);
     return fail(cudaErrorNotSupported);
 }
 

@@ -14,6 +14,20 @@ GROWING = ("cudaMalloc", "cudaHostAlloc", "cuModuleLoadData")
 
 
 @dataclass(frozen=True)
+class Counts:
+    """What a process has done on its GPU."""
+
+    #: Kernels launched, those of graphs included.
+    launches: int
+    #: Captures that gave a graph.
+    captures: int
+    #: Launches of graphs.
+    replays: int
+    #: Kernels launched by graphs.
+    replayed: int
+
+
+@dataclass(frozen=True)
 class Wait:
     """One call in which the host waits for the GPU."""
 
@@ -27,8 +41,10 @@ class Wait:
     rank: int
     #: The lines of Python outside CuPy, the innermost first.
     stack: tuple[str, ...]
-    #: Number of kernels launched so far.
-    launches: int
+    #: Whether the thread was capturing.
+    in_capture: bool
+    #: So far.
+    counts: Counts
 
     @property
     def line(self) -> str:
@@ -45,9 +61,9 @@ class Waits:
     waits: list[Wait]
     #: Iterations after which each rank began: more than 0 if it was resumed.
     started: dict[int, int]
-    #: Number of iterations that each rank has finished, and of kernels that it has launched.
+    #: Number of iterations that each rank has finished, and what it has done in them.
     iterations: dict[int, int]
-    launches: dict[int, int]
+    counts: dict[int, Counts]
 
     def in_iterations(self) -> list[Wait]:
         """Return the waits in iterations themselves, after the `FIRST` ones."""
@@ -56,6 +72,10 @@ class Waits:
     def recurring(self) -> list[Wait]:
         """Return the waits in iterations that are not for new memory or a new kernel."""
         return [each for each in self.in_iterations() if each.call not in GROWING]
+
+    def in_captures(self) -> list[Wait]:
+        """Return the waits, new memory and new kernels while the thread was capturing."""
+        return [each for each in self.waits if each.in_capture]
 
     def between(self) -> list[Wait]:
         """Return the waits in what a trainer does between iterations."""
@@ -68,8 +88,9 @@ class Waits:
     def table(self) -> str:
         """Return what the host waits for after the first iterations, by line."""
         lines = [
-            f"rank {rank}: {self.iterations[rank]} iterations, {self.launches[rank]} kernels"
-            for rank in sorted(self.iterations)
+            f"rank {rank}: {self.iterations[rank]} iterations, {counts.launches} kernels"
+            + (f", {counts.replayed} of them in graphs" if counts.replays else "")
+            for rank, counts in sorted(self.counts.items())
         ]
         lines += [f"in iterations, after the first {FIRST}:", *show(self.in_iterations())]
         lines += ["between them:", *show(self.between())]
@@ -93,15 +114,17 @@ def read(folder: Path) -> Waits:
     waits: list[Wait] = []
     started: dict[int, int] = {}
     iterations: dict[int, int] = {}
-    launches: dict[int, int] = {}
+    counts: dict[int, Counts] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             note = json.loads(line)
-            wait = Wait(**note | {"stack": tuple(note["stack"])})
+            done = Counts(**note["counts"])
+            wait = Wait(**note | {"stack": tuple(note["stack"]), "counts": done})
             iterations[wait.rank] = max(iterations.get(wait.rank, 0), wait.iteration)
-            launches[wait.rank] = max(launches.get(wait.rank, 0), wait.launches)
+            so_far = counts.get(wait.rank, done)
+            counts[wait.rank] = done if done.launches >= so_far.launches else so_far
             if wait.phase == "update":
                 started.setdefault(wait.rank, wait.iteration)
             if wait.call != "end":
                 waits.append(wait)
-    return Waits(waits, started, iterations, launches)
+    return Waits(waits, started, iterations, counts)

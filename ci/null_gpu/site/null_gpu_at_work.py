@@ -20,6 +20,9 @@ NOTES = "CHAINERMN_NULL_GPU_NOTES"
 
 PACKAGES = ("cupy", "cupy_backends", "cupyx")
 DEPTH = 12
+#: What a note counts: kernels launched, captures that succeeded, launches of graphs, and kernels
+#: that these launched.
+COUNTS = ("launches", "captures", "replays", "replayed")
 
 
 def install() -> None:
@@ -68,7 +71,9 @@ def _gpu() -> Any:
         # From now on, whoever loads CUDA's libraries by name gets these.
         libraries = [ctypes.CDLL(str(path)) for path in sorted(folder.glob("*.so.*[0-9]"))]
         (gpu,) = (each for each in libraries if each._name.endswith("libcuda.so.1"))
-        gpu.null_gpu_launches.restype = ctypes.c_ulong
+        for name in COUNTS:
+            getattr(gpu, f"null_gpu_{name}").restype = ctypes.c_ulong
+        gpu.null_gpu_is_capturing.restype = ctypes.c_bool
         _loaded.extend([gpu, *libraries])
         if NOTES in os.environ:
             _loaded.append(_listen(gpu))
@@ -93,7 +98,7 @@ class _Notes:
 
     def take(self, call: bytes, n_bytes: int) -> None:
         """Note one call in which the host waits for the GPU, and who made it."""
-        stack, phase = self._look(sys._getframe(1))
+        stack, phase = self._look(sys._getframe().f_back)
         self._write(call=call.decode(), bytes=n_bytes, phase=phase, stack=stack)
 
     def end(self) -> None:
@@ -121,7 +126,8 @@ class _Notes:
 
     def _write(self, **note: Any) -> None:
         iteration = self._trainer.updater.iteration if self._trainer is not None else -1
-        note |= {"iteration": iteration, "launches": self._gpu.null_gpu_launches()}
-        note |= {"rank": self._rank}
+        note |= {"iteration": iteration, "rank": self._rank}
+        note |= {"in_capture": self._gpu.null_gpu_is_capturing()}
+        note |= {"counts": {name: getattr(self._gpu, f"null_gpu_{name}")() for name in COUNTS}}
         with self._path.open("a") as file:
             file.write(json.dumps(note) + "\n")
