@@ -104,8 +104,9 @@ def compile_into(folder: Path) -> None:
 
 
 def needed() -> dict[str, set[str]]:
-    """Return the functions that CuPy's modules need from each library."""
+    """Return the functions that CuPy's modules and chainer_fast need from each library."""
     found: dict[str, set[str]] = {library: {"nothing"} for library in DEPENDENCIES}
+    found["libcublas.so.13"] = {"cublasSetWorkspace_v2"}  # which only chainer_fast calls
     for name in ("cupy", "cupy_backends", "cupyx"):
         spec = importlib.util.find_spec(name)
         assert spec is not None and spec.submodule_search_locations

@@ -20,10 +20,12 @@ from chainer.backends import cuda
 from chainer.functions.activation.relu import ReLU, ReLUGrad2
 from chainer.functions.connection import convolution_2d, deconvolution_2d
 from chainer.functions.math.basic_math import Add
+from chainer.functions.noise import dropout
 from chainer.functions.normalization import batch_normalization
 
 from chainer_fast.cudnn import runner
-from chainer_fast.repairs import waits
+from chainer_fast.graphs.drawing import Draws
+from chainer_fast.repairs import recordable, waits
 
 CHECKS = {}
 
@@ -309,6 +311,48 @@ def _():
     with mock.patch.multiple(cuda, elementwise=Kernel, cupy=cupy):
         optimizer.update()
     assert launched == [("sgd_for_all", 3 * 256)]
+
+
+@check("products-in-graphs")
+def _():
+    import cupy
+
+    class Array(cupy.ndarray):
+        ndim, dtype = 2, numpy.dtype("f")
+
+    class Products:
+        matmul = dot = tensordot = staticmethod(lambda *arrays, **options: "ours")
+
+    a = Array()
+    products = (
+        lambda: a.dot(a),
+        lambda: a @ a,
+        lambda: cupy.matmul(a, a),
+        lambda: cupy.tensordot(a, a, axes=1),
+    )
+    with mock.patch.object(recordable, "the_products", Products):
+        assert [product() for product in products] == [None] * 4
+        with Draws(None).step():
+            assert [product() for product in products] == ["ours"] * 4
+            for dtype, ndim in (("i", 2), ("F", 2), ("f", 0)):
+                a.dtype, a.ndim = numpy.dtype(dtype), ndim
+                assert [product() for product in products] == [None] * 4
+
+
+@check("dropout-in-graphs")
+def _():
+    launched = []
+
+    def elementwise(*texts, **options):
+        return lambda *arrays, size: launched.append((texts[-1], size))
+
+    with (
+        mock.patch.object(cuda, "elementwise", elementwise),
+        mock.patch.object(cuda.cupy, "empty", numpy.empty, create=True),
+        Draws(None).step(),
+    ):
+        dropout.Dropout(0.5).forward_gpu((numpy.ones(9, "f"),))
+    assert launched == [("chainer_fast_dropout", 3)]
 
 
 @check("cudnn-convolution")

@@ -1,12 +1,9 @@
 """One launch for many arrays computes the same as one launch per array, bit for bit."""
 
 import contextlib
-import ctypes
-import functools
 import itertools
 import warnings
 from types import SimpleNamespace
-from typing import ClassVar
 
 import chainer
 import numpy as np
@@ -16,103 +13,7 @@ from chainer.backends import cuda
 from chainer_fast.foreach import Calls, Later
 from chainer_fast import updates
 from chainer_fast.repairs import launches, waits
-
-C_TYPES = {
-    "bool": "bool",
-    "float16": "_Float16",
-    "float32": "float",
-    "float64": "double",
-    "int64": "long long",
-    "uint64": "unsigned long long",
-}
-
-
-class Array(np.ndarray):
-    """A NumPy array that passes for a CuPy array."""
-
-    device = SimpleNamespace(id=0)
-
-    @property
-    def data(self):
-        return SimpleNamespace(ptr=self.ctypes.data)
-
-
-def to_gpu(array):
-    return np.array(array).view(Array)
-
-
-class Kernel:
-    """An elementwise kernel with as much of CuPy's interface as the tests need.
-
-    ``launches`` holds the names of all kernels launched so far.
-    """
-
-    launches: ClassVar = []
-
-    def __init__(self, in_params, out_params, operation, name, preamble="", **options):
-        self.in_params, self.out_params = _parse(in_params, True), _parse(out_params, False)
-        self.params = (*self.in_params, *self.out_params, None)
-        self.nin = len(self.in_params)
-        self.operation, self.name, self.preamble, self.kwargs = operation, name, preamble, options
-
-    def __call__(self, *args, size=None):
-        for arg in args:
-            if hasattr(arg, "__cupy_override_elementwise_kernel__"):
-                return arg.__cupy_override_elementwise_kernel__(self, *args)
-        self.launches.append(self.name)
-        params, types = self.params[:-1], {}
-        assert len(params) == len(args)
-        for param, arg in zip(params, args, strict=True):
-            if isinstance(arg, Array):
-                dtype = types.setdefault(param.ctype, arg.dtype)
-                assert arg.dtype == dtype == (param.dtype or dtype)
-                if not param.raw:
-                    size = arg.size if size is None else size
-                    assert arg.size == size
-                    assert arg.flags.c_contiguous
-        dtypes = [param.dtype or types[param.ctype] for param in params]
-        given = [np.asarray(arg, dtype) for arg, dtype in zip(args, dtypes, strict=True)]
-        pointers = (ctypes.c_void_p * len(given))(*[array.ctypes.data for array in given])
-        steps = (ctypes.c_longlong * len(given))(*[isinstance(arg, Array) for arg in args])
-        names = tuple((name, dtype.name) for name, dtype in types.items() if len(name) == 1)
-        run = self.compiled(_source(self, names)).run
-        run(ctypes.c_longlong(size), pointers, steps)
-        return None
-
-
-def _parse(text, is_const):
-    found = []
-    for param in text.split(",") if text else []:
-        *keywords, type_, name = param.split()
-        dtype = None if len(type_) == 1 else np.dtype(type_)
-        ctype = type_ if dtype is None else C_TYPES[dtype.name]
-        kind = {"raw": keywords == ["raw"], "is_const": is_const}
-        found.append(SimpleNamespace(name=name, dtype=dtype, ctype=ctype, **kind))
-    return tuple(found)
-
-
-@functools.cache
-def _source(kernel, types):
-    """Return the kernel in C++ for these dtypes: a function of size, pointers and steps."""
-    elements = [
-        f"{param.ctype}* {param.name} = ({param.ctype}*)pointers[{k}];"
-        if param.raw
-        else f"{'const ' * param.is_const}{param.ctype}& {param.name} = "
-        f"(({param.ctype}*)pointers[{k}])[i * steps[{k}]];"
-        for k, param in enumerate(kernel.params[:-1])
-    ]
-    return "\n".join(
-        [
-            "#include <algorithm>\n#include <cmath>\nusing namespace std;",
-            "static bool isfinite(_Float16 x) { return isfinite((float)x); }",
-            *(f"typedef {C_TYPES[dtype]} {name};" for name, dtype in types),
-            'extern "C" void run(long long size, void** pointers, const long long* steps) {',
-            "for (long long i = 0; i < size; ++i) {",
-            *elements,
-            f"{kernel.operation};\n}}\n}}",
-        ]
-    )
-
+from libs.chainer_fast.tests.stand_in_kernels import Array, Kernel, to_gpu
 
 #: In pieces of 4096 elements: three, exactly one, and less than one.
 SHAPES = [(3, 3000), (4096,), (1,), (7, 5)]

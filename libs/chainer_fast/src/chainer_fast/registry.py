@@ -17,6 +17,7 @@ from chainer_fast.repairs import (
     ideep,
     launches,
     passes,
+    recordable,
     starting,
     waits,
 )
@@ -127,6 +128,20 @@ REPAIRS = (
         "Chainer launches every kernel of every step from Python",
         graphs.can_be_asked_for,
         graphs.use_graphs_if_asked,
+    ),
+    Repair(
+        "products-in-graphs",
+        "chainer.backends.cuda",
+        "CuPy refuses cuBLAS while a CUDA graph is recorded",
+        cupy_is_14,
+        recordable.multiply_by_own_cublas,
+    ),
+    Repair(
+        "dropout-in-graphs",
+        "chainer.functions.noise.dropout",
+        "CuPy refuses cuRAND while a CUDA graph is recorded",
+        cupy_is_14,
+        recordable.drop_by_counting,
     ),
     *(
         Repair(

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from chainer_fast.cudnn import graphs
+from chainer_fast.gpu import Gpu
 
 # Plans per thread and device. A network for images of one size needs some dozens.
 PLANS_KEPT = 1024
@@ -19,45 +20,6 @@ PLANS_KEPT = 1024
 CAPABILITY = 75
 # cuDNN assumes that arrays begin at a multiple of these bytes.
 ALIGNMENT = 16
-
-
-class Gpu:
-    """The operations needed from CuPy. Tests replace it."""
-
-    def __init__(self) -> None:
-        self._cupy = importlib.import_module("cupy")
-
-    def device(self) -> int:
-        """Return the number of the current device."""
-        return int(self._cupy.cuda.runtime.getDevice())
-
-    def capability(self) -> int:
-        """Return the compute capability of the current device, such as 90 for 9.0."""
-        return int(self._cupy.cuda.Device().compute_capability)
-
-    def stream(self) -> int:
-        """Return the address of the current stream."""
-        return int(self._cupy.cuda.get_current_stream().ptr)
-
-    def synchronize(self) -> None:
-        """Wait for all work of the current device."""
-        self._cupy.cuda.Device().synchronize()
-
-    def empty(self, shape: graphs.Shape, dtype: Any) -> Any:
-        """Return an uninitialized array."""
-        return self._cupy.empty(shape, dtype)
-
-    def allocate(self, size: int) -> Any:
-        """Allocate memory at ``ptr``, which is freed with the returned object."""
-        return self._cupy.cuda.alloc(size)
-
-    def copy(self, array: Any) -> Any:
-        """Return a dense copy of an array."""
-        return self._cupy.array(array, order="C")
-
-    def pointer(self, array: Any) -> int:
-        """Return the address of the first element of an array."""
-        return int(array.data.ptr)
 
 
 class Runner:
