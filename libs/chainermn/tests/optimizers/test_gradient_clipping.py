@@ -82,6 +82,22 @@ def test_in_gpu_memory(
         np.testing.assert_array_equal(np.asarray(found), expected[name])
 
 
+def test_a_loss_scale_in_gpu_memory_is_not_read(
+    stand_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(array: Any) -> bool:
+        raise AssertionError("the host waits for the GPU")
+
+    scale = stand_in.to_gpu(np.array(256, np.float32))
+    monkeypatch.setattr(type(scale), "__bool__", fail, raising=False)
+    optimizer = optimizer_with(GRADIENTS, np.float32, 256.0, stand_in.to_gpu)
+    for parameter in optimizer.target.params():
+        parameter._loss_scale = scale
+    GradientClipping(6.5)(optimizer)
+    for name, found in gradients_of(optimizer).items():
+        np.testing.assert_array_equal(np.asarray(found), 128 * GRADIENTS[name])
+
+
 @pytest.mark.mpi(1, 2, 3)
 @pytest.mark.parametrize("threshold", [1.0, 100.0])
 @pytest.mark.parametrize("on_gpu", [False, True])

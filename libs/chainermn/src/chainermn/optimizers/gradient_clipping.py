@@ -76,5 +76,5 @@ def _flat(parameter: Any) -> Any:
     """Return a gradient without its loss scale, of shape (n,); a copy only if necessary."""
     gradient = parameter.grad.ravel()
     gradient = gradient.astype(np.promote_types(gradient.dtype, np.float32), copy=False)
-    scale = parameter._loss_scale or 1
-    return gradient if scale == 1 else gradient / scale
+    # In steps with CUDA graphs, the scale is in GPU memory.
+    return gradient if parameter._loss_scale is None else gradient / parameter._loss_scale
