@@ -177,6 +177,9 @@ def test_out(dtype, lay, products):
         check(out, a @ b, dtype)
         with pytest.raises(ValueError, match=r"out to have shape \(2, 4\), got \(8,\)"):
             method(a, b, out.reshape(-1))
+    square = operands([(3, 3)], dtype)[0]
+    expected = square @ square
+    check(products.matmul(square, square, out=square), expected, dtype)
     c = operands([(5, 3, 4)], "f")[0]
     out = np.full((2, 5, 4), np.nan, "f")
     assert products.dot(a, c, out=out) is out
@@ -243,6 +246,9 @@ def test_errors_say_what_was_asked(products, cublas):
         products.matmul(a, b)
     with pytest.raises(ValueError, match=r"tensordot: shapes \(2, 3\) and \(4, 2\) differ"):
         products.tensordot(a, b, 1)
+    for axes in (3, (2, 0)):
+        with pytest.raises(ValueError):
+            products.tensordot(a, b, axes)
     with pytest.raises(ValueError, match="at least one axis"):
         products.dot(a, np.float32(1))
     for dtype in ("b", "?", "F"):

@@ -14,10 +14,11 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
+from numpy.lib.array_utils import normalize_axis_tuple
 
 from chainer_fast.gpu import Gpu
 
@@ -82,24 +83,25 @@ class Products:
         ValueError
             If the shapes do not match, or are too large for cuBLAS.
         """
-        asked = f"product of {a.dtype.name} {a.shape} and {b.dtype.name} {b.shape}"
+        asked = functools.partial(_text_of, a, b)  # the names of dtypes take time
         dtype = numpy.result_type(a.dtype, b.dtype)
         if not can_multiply(dtype):
-            raise TypeError(f"{asked}: expected float16, float32 or float64")
+            raise TypeError(f"{asked()}: expected float16, float32 or float64")
         if not (a.ndim and b.ndim):
-            raise ValueError(f"{asked}: expected at least one axis")
+            raise ValueError(f"{asked()}: expected at least one axis")
         left, right = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
         (m, k), (rows, n) = left.shape[-2:], right.shape[-2:]
         if k != rows:
-            raise ValueError(f"{asked}: the first has {k} columns, but the second {rows} rows")
+            raise ValueError(f"{asked()}: the first has {k} columns, but the second {rows} rows")
         batch = numpy.broadcast_shapes(left.shape[:-2], right.shape[:-2])
         shape = (*batch, *[m] * (a.ndim > 1), *[n] * (b.ndim > 1))
         if out is not None and out.shape != shape:
-            raise ValueError(f"{asked}: expected out to have shape {shape}, got {out.shape}")
+            raise ValueError(f"{asked()}: expected out to have shape {shape}, got {out.shape}")
         if not shape:
             return _stored(_inner(a, b, dtype), out)
-        fits = out is not None and out.dtype == dtype and out.flags.c_contiguous
-        y = out if fits else self._gpu.empty(shape, dtype)
+        y = out
+        if y is None or y.dtype != dtype or not y.flags.c_contiguous or y is a or y is b:
+            y = self._gpu.empty(shape, dtype)
         if k == 0:
             y[...] = 0
         elif y.size:
@@ -120,10 +122,10 @@ class Products:
 
         Raises the same errors as `matmul`.
         """
-        if isinstance(axes, int):
+        if numpy.ndim(axes) == 0:
             axes = range(a.ndim - axes, a.ndim), range(axes)
         of_a, of_b = (
-            [int(axis) % array.ndim for axis in numpy.atleast_1d(each)]
+            normalize_axis_tuple(each, array.ndim)
             for each, array in zip(axes, (a, b), strict=True)
         )
         summed = [a.shape[axis] for axis in of_a]
@@ -139,7 +141,9 @@ class Products:
         right = b.transpose(*of_b, *columns).reshape(k, math.prod(shape[len(rows) :]))
         return self.matmul(left, right).reshape(shape)
 
-    def _multiply(self, a: Any, b: Any, y: Any, sizes: tuple[Any, ...], asked: str) -> None:
+    def _multiply(
+        self, a: Any, b: Any, y: Any, sizes: tuple[Any, ...], asked: Callable[[], str]
+    ) -> None:
         (batch, m, n, k), dtype = sizes, y.dtype
         count = math.prod(batch)
         kind, number = _DTYPES[dtype.char][0], ctypes.c_double if dtype == "d" else ctypes.c_float
@@ -147,7 +151,7 @@ class Products:
         a, *of_a = self._readable(a, batch, dtype)
         b, *of_b = self._readable(b, batch, dtype)
         if max(count, m, n, k, of_a[1], of_b[1]) > _MOST:
-            raise ValueError(f"{asked}: too large, as cuBLAS counts up to {_MOST}")
+            raise ValueError(f"{asked()}: too large, as cuBLAS counts up to {_MOST}")
         # To cuBLAS, whose matrices are in column-major order, all these are transposed.
         matrices = [
             (self._gpu.pointer(array), kind, leading, *[step] * (count > 1))
@@ -185,11 +189,13 @@ class Products:
         self._call("cublasSetWorkspace_v2", handle, workspace.ptr, WORKSPACE_BYTES)
         return handle
 
-    def _call(self, name: str, *arguments: Any, asked: str = "matrix product") -> None:
+    def _call(
+        self, name: str, *arguments: Any, asked: Callable[[], str] = lambda: "matrix products"
+    ) -> None:
         if status := getattr(self._library, name)(*arguments):
             name_of = self._library.cublasGetStatusName
             name_of.restype = ctypes.c_char_p
-            raise RuntimeError(f"{asked}: {name} failed with {name_of(status).decode()}")
+            raise RuntimeError(f"{asked()}: {name} failed with {name_of(status).decode()}")
 
 
 class _Local(threading.local):
@@ -226,6 +232,10 @@ def _inner(a: Any, b: Any, dtype: Any) -> Any:
     """Return the product of two vectors, added up in float32 at least."""
     wide = numpy.promote_types(dtype, numpy.float32)
     return (a.astype(wide, copy=False) * b).sum(dtype=wide).astype(dtype)
+
+
+def _text_of(a: Any, b: Any) -> str:
+    return f"product of {a.dtype.name} {a.shape} and {b.dtype.name} {b.shape}"
 
 
 def _stored(result: Any, out: Any) -> Any:
