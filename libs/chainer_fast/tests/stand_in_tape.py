@@ -1,8 +1,8 @@
 """A stand-in for CuPy that records on a tape, as a GPU records a graph.
 
 Its arrays are NumPy arrays of a class of their own. While a stream captures, nothing is written to
-memory: what is called goes on a tape with the addresses of its arrays and the values of its
-numbers. Launching the tape does it all. A look at a value in a capture is an error, as with CUDA.
+memory: calls go on a tape, with the addresses of their arrays and the values of their numbers.
+Launching the tape does it all. A look at a value in a capture is an error, as with CUDA.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import chainer
 import numpy as np
+
 from libs.chainer_fast.tests.stand_in_kernels import Array, Kernel
 
 
@@ -231,4 +232,3 @@ class Gpu(chainer.backend.Device):
 
     def send(self, arrays):
         return to_gpu(arrays)
-

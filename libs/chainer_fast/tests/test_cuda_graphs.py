@@ -7,12 +7,20 @@ import chainer.functions as F
 import numpy as np
 import pytest
 from chainer.backends import cuda
-from libs.chainer_fast.tests.stand_in_kernels import Kernel
-from libs.chainer_fast.tests.stand_in_tape import XP, Gpu, GpuArray, Stream, Tape, TapeKernel, get_array_module, to_gpu
 
 from chainer_fast.graphs.state import State
 from chainer_fast.repairs import graphs, launches, waits
-
+from libs.chainer_fast.tests.stand_in_kernels import Kernel
+from libs.chainer_fast.tests.stand_in_tape import (
+    XP,
+    Gpu,
+    GpuArray,
+    Stream,
+    Tape,
+    TapeKernel,
+    get_array_module,
+    to_gpu,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Non finite number found"),
@@ -23,7 +31,9 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch, compiled):
     made = {}
-    monkeypatch.setattr(cuda, "elementwise", lambda *texts: made.setdefault(texts, TapeKernel(*texts)))
+    monkeypatch.setattr(
+        cuda, "elementwise", lambda *texts: made.setdefault(texts, TapeKernel(*texts))
+    )
     monkeypatch.setattr(cuda, "ndarray", GpuArray)
     monkeypatch.setattr(cuda, "cupy", XP)
     monkeypatch.setattr(cuda.GpuDevice, "from_array", staticmethod(device_of))
@@ -98,7 +108,7 @@ def train(optimizer, data, *, graphs, prepare=None, model=None, between=lambda k
         with reporter.scope({}):
             optimizer.update(model, *batch)
             found.append({**reporter.observation, "y": model.y})
-    reported = [{k: np.array(getattr(v, 'array', v)) for k, v in each.items()} for each in found]
+    reported = [{k: np.array(getattr(v, "array", v)) for k, v in each.items()} for each in found]
     parameters = {name: np.array(p.array) for name, p in model.namedparams()}
     return parameters, reported, optimizer
 
@@ -368,7 +378,7 @@ class Replaces(Model):
         (Looks, "operation not permitted when stream is capturing"),
         (Remembers, "a graph gives other values than an eager step for /b1"),
         (Counts, "no combination of shapes and settings came back"),
-        (ReportsNumbers, "it reports 'main/size', which is no array in GPU memory: 4"),
+        (ReportsNumbers, "it reports 'main/size', which is not in GPU memory: 4"),
         (Replaces, "/mean is replaced in each step"),
     ],
 )
@@ -410,7 +420,7 @@ def test_a_model_in_host_memory():
         optimizer.update(model, np.ones((4, 3), "f"), np.zeros(4, "i"))
 
 
-def test_functions_made_anew_by_the_same_line():
+def test_functions_that_the_same_line_makes_again():
     def run(graphs):
         model = Model()
         optimizer = momentum().setup(model)

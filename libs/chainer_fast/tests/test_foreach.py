@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 
-from chainer_fast.foreach import Calls, Later
 from chainer_fast import updates
+from chainer_fast.foreach import Calls, Later
 from chainer_fast.repairs import launches, waits
 from libs.chainer_fast.tests.stand_in_kernels import Array, Kernel, to_gpu
 

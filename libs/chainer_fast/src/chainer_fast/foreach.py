@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 class Recording(Protocol):
-    """What calls need in order to be recorded in a CUDA graph.
+    """What calls need to be recorded in a CUDA graph.
 
     Attributes
     ----------

@@ -140,7 +140,7 @@ def _hashable(value: Any) -> Hashable:
 
 
 def key_of_function(function: Any) -> Hashable:
-    """Return what identifies a loss function: functions made anew by the same line are equal.
+    """Return what identifies a loss function: functions that the same line makes again are equal.
 
     Raises
     ------

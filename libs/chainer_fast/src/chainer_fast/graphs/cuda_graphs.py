@@ -1,8 +1,8 @@
 """When an optimizer records its steps, launches them, or goes on without graphs.
 
 The first steps are eager: they initialize parameters, choose kernels and fill caches. Then a step
-is recorded for each combination of shapes and settings, and compared with eager steps from the same
-state, before graphs are launched in their place.
+is recorded for each combination of shapes and settings, and compared with eager steps from the
+same state, before graphs are launched in their place.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class CudaGraphs:
         return f"{replaced} is replaced in each step: write to it in place"
 
     def _begin(self, arrays: list[Any]) -> None:
-        """Begin anew, because graphs would write to arrays that are not in use any more."""
+        """Start over, because graphs would write to arrays that are not in use any more."""
         self._places = arrays
         self._graphs.clear()
         self._seen.clear()
@@ -228,9 +228,7 @@ class CudaGraphs:
         shared.scaling.take(optimizer)
         self.n_recorded += 1
         shared.draw_next()
-        small = State(
-            [*circumstances.persistent_arrays(optimizer.target), *shared.scaling.arrays]
-        )
+        small = State([*circumstances.persistent_arrays(optimizer.target), *shared.scaling.arrays])
         recorded = RecordedStep(
             steps,
             call.lossfun,

@@ -12,7 +12,7 @@ class NotRecordable(Exception):
     """A step cannot be recorded; the message says why."""
 
 
-def signature(value: Any, array: type) -> Hashable:
+def signature(value: Any, array: Any) -> Hashable:
     """Return what must be the same for one graph to do the step for two values.
 
     Parameters
@@ -43,7 +43,7 @@ def signature(value: Any, array: type) -> Hashable:
     )
 
 
-def _is_input(value: Any, array: type) -> bool:
+def _is_input(value: Any, array: Any) -> bool:
     """Return whether a value is a variable that no function has computed."""
     creator = getattr(value, "creator_node", value)
     return creator is None and isinstance(getattr(value, "array", None), array)
@@ -52,7 +52,7 @@ def _is_input(value: Any, array: type) -> bool:
 class Inputs:
     """Arrays with the addresses that a graph reads, in the places of the arguments."""
 
-    def __init__(self, xp: Any, variable: type, given: Any) -> None:
+    def __init__(self, xp: Any, variable: Any, given: Any) -> None:
         self._xp, self._variable = xp, variable
         self._arrays: list[Any] = []
         #: The arguments of the recorded step.

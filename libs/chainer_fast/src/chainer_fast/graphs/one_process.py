@@ -24,23 +24,29 @@ class OneProcess:
         self.optimizer, self._update = optimizer, update
 
     def why_not(self) -> str | None:
+        """See `Steps`."""
         return None
 
     def agree(self, wish: int) -> int:
+        """See `Steps`."""
         return wish
 
     def reasons(self, reason: str | None) -> Mapping[int, str]:
+        """See `Steps`."""
         return {} if reason is None else {0: reason}
 
     def tell(self, message: str) -> None:
+        """See `Steps`."""
         warnings.warn(message, stacklevel=6)
 
     def eager(self, lossfun: Callable[..., Any], args: Sequence[Any], kwds: Any) -> None:
+        """See `Steps`."""
         self._update(self.optimizer, lossfun, *args, **kwds)
 
     def gradients(
         self, lossfun: Callable[..., Any], args: Sequence[Any], kwds: Any, loss_scale: Any
     ) -> None:
+        """See `Steps`."""
         loss = lossfun(*args, **kwds)
         if getattr(self.optimizer, "_use_cleargrads", True):
             self.optimizer.target.cleargrads()
@@ -50,4 +56,4 @@ class OneProcess:
         loss.unchain_backward()
 
     def replayed(self) -> None:
-        pass
+        """See `Steps`."""

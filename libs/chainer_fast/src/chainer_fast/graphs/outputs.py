@@ -52,7 +52,7 @@ class Outputs:
             for name, value in self._reported.items():
                 if self._array_of(value) is None:
                     raise NotRecordable(
-                        f"it reports {name!r}, which is no array in GPU memory: {value!r}"
+                        f"it reports {name!r}, which is not in GPU memory: {value!r}"
                     )
             self._attributes = [
                 (link, name, value)
@@ -98,7 +98,7 @@ class Outputs:
         return chainer.Variable(copy, requires_grad=value.requires_grad)
 
     def _array_of(self, value: Any) -> Any:
-        """Return the array of a result; None if it is no array in GPU memory."""
+        """Return the array of a result; None if it is not in GPU memory."""
         if isinstance(value, chainer.Parameter):
             return None
         array = value.array if isinstance(value, chainer.Variable) else value

@@ -104,9 +104,7 @@ class RecordedStep:
                 scaling.look([each.grad for each in self._parameters], self._numbers)
             hooks = circumstances.pre_hooks(optimizer)
             decays = [hook for hook in hooks if is_weight_decay(hook)]
-            self._update = RecordedSteps(
-                self._parameters, decays, chainer, self._numbers, scale
-            )
+            self._update = RecordedSteps(self._parameters, decays, chainer, self._numbers, scale)
             for hook in hooks:
                 if hook in decays:
                     self._update.enqueue_decay(hook)

@@ -11,8 +11,8 @@ from typing import Any
 class Recorder:
     """Records on a stream of its own, with memory from a pool of its own.
 
-    A graph keeps the addresses of its arrays. Nothing but graphs takes memory from the pool, so
-    between launches its arrays are never overwritten.
+    A graph keeps the addresses of its arrays. Only graphs take memory from the pool, so between
+    launches its arrays are never overwritten.
 
     Parameters
     ----------

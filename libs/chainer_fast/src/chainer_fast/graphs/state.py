@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 # A graph may differ from an eager step by this much, if two eager steps differ: so many times the
-# difference of those, plus a part of the step itself.
+# difference of those, plus this share of the step itself.
 _TIMES, _PART = 10.0, 0.01
 
 

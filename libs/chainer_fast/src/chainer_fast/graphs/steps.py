@@ -24,9 +24,12 @@ class Steps(Protocol):
     """
 
     @property
-    def optimizer(self) -> Any: ...
+    def optimizer(self) -> Any:
+        """See above."""
+
     @property
-    def n_ranks(self) -> int: ...
+    def n_ranks(self) -> int:
+        """See above."""
 
     def why_not(self) -> str | None:
         """Return why these steps can never be recorded, or None."""
@@ -52,7 +55,7 @@ class Steps(Protocol):
     ) -> None:
         """Enqueue a step up to the update: forward, backward, exchange.
 
-        The host neither waits for the GPU nor for other ranks, and changes nothing but gradients:
+        The host neither waits for the GPU nor for other ranks, and changes only gradients:
         a graph may be recorded. ``loss_scale`` is None or an array without axes in GPU memory.
         The ranks exchange the gradients that they exchanged in the last eager step.
         """

@@ -39,7 +39,7 @@ def use_graphs_if_asked(module: ModuleType) -> None:
         vars(self)["_cuda_graphs"] = CudaGraphs() if use else None
 
     def cuda_graphs(self: Any) -> Any:
-        """The graphs of this optimizer: a `chainer_fast.graphs.cuda_graphs.CudaGraphs` or None."""
+        """Return the graphs of this optimizer, a `CudaGraphs`, or None."""
         if "_cuda_graphs" not in vars(self):
             if not settings.is_on(VARIABLE):
                 return None

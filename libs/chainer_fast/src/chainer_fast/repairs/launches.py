@@ -48,7 +48,9 @@ def update_parameters_at_once(module: ModuleType) -> None:
         cuda = module.chainer.backends.cuda
         if updates.is_weight_decay(hook):
             parameters = [p for p in self.target.params() if p.array is not None]
-            if updates.lie_apart([each for p in parameters for each in (p.array, p.grad)], cuda.ndarray):
+            if updates.lie_apart(
+                [each for p in parameters for each in (p.array, p.grad)], cuda.ndarray
+            ):
                 updates.decay(hook, parameters, cuda)
                 return
         call_hook(self, hook)
