@@ -241,6 +241,19 @@ def _launched():
         yield launched, [array((2, 2**19), "e") for _ in range(2)]
 
 
+@check("cuda-graphs")
+def _():
+    model = chainer.links.Linear(3, 2)
+    optimizer = chainer.optimizers.SGD().setup(model)
+    assert optimizer.cuda_graphs is None
+    optimizer.use_cuda_graphs()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        optimizer.update(lambda x: F.sum(model(x)), numpy.ones((4, 3), "f"))
+    assert "no CUDA graphs: the model is not on a GPU" in str(warned[0].message)
+    assert optimizer.t == 1
+
+
 @check("relu-bandwidth")
 def _():
     with _launched() as (launched, (x, gy)):
