@@ -185,21 +185,29 @@ class ToBatch(chainer.dataset.Converter):
         if len(readable) < len(batch):
             self._leave_out([example for example in batch if isinstance(example, Unreadable)])
         size = batch[0].size if isinstance(batch[0], Unreadable) else batch[0][0].shape[-1]
-        x = np.empty((len(readable), 3, size, size), np.float32)
-        for image, (pixels, _) in zip(x, readable, strict=True):
-            np.copyto(image, pixels)
-            image -= self.mean
-            image *= self.scale
+        pixels = np.empty((len(readable), 3, size, size), np.uint8)
+        for place, (image, _) in zip(pixels, readable, strict=True):
+            place[...] = image
         t = np.array([label for _, label in readable], np.int32)
-        x = x.astype(chainer.get_dtype(map_mixed16=np.float16), copy=False)
-        return (x, t) if device is None else (device.send(x), device.send(t))
+        mean, scale = self.mean, self.scale
+        if device is not None:  # a GPU does the rest, with a quarter of the bytes to copy
+            pixels, t, mean, scale = (device.send(each) for each in (pixels, t, mean, scale))
+        x = chainer.backend.get_array_module(pixels).empty(pixels.shape, np.float32)
+        # A single image stays in the cache of a CPU.
+        on_cpu = isinstance(x, np.ndarray)
+        for part, image in zip(x, pixels, strict=True) if on_cpu else [(x, pixels)]:
+            part[...] = image
+            part -= mean
+            part *= scale
+        return x.astype(chainer.get_dtype(map_mixed16=np.float16), copy=False), t
 
     def _leave_out(self, unreadable: list[Unreadable]) -> None:
         for file in unreadable:
             message = f"cannot read {file.path} on {socket.gethostname()} ({file.reason})"
             if not self.skip:
                 exit_job(f"{message}. --skip-unreadable continues without such files")
-            self.skipped[file.path] = message
+            # A new one, as a thread may call this while another reads the old one.
+            self.skipped = {**self.skipped, file.path: message}
 
 
 def read_statistics(path: Path) -> dict[str, list[float]]:

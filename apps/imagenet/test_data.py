@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import chainer
 import numpy as np
 import pytest
+from chainer.backends import cuda
 from PIL import Image
 
 import chainermn
@@ -617,6 +618,20 @@ def test_mixed16_batches_are_float16(app, drawn):
     with chainer.using_config("dtype", chainer.mixed16):
         x, _ = app.data.ToBatch([128] * 3, [64] * 3)(images[:2])
     assert x.dtype == np.float16
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float32, chainer.mixed16])
+def test_a_gpu_makes_the_same_batch(app, drawn, dtype):
+    if not cuda.available:
+        pytest.skip("CuPy is not installed, or finds no GPU")
+    batch = app.data.Images(app.data.ImageList.read(drawn / "val.txt"), drawn, 24)[:]
+    to_batch = app.data.ToBatch([101, 110, 120], [51, 60, 70])
+    with chainer.using_config("dtype", dtype):
+        for one, other in zip(
+            to_batch(batch, chainer.get_device("@cupy:0")), to_batch(batch), strict=True
+        ):
+            np.testing.assert_array_equal(cuda.to_cpu(one), other, strict=True)
 
 
 def test_drawn_images_are_always_the_same(app, drawn, tmp_path):
