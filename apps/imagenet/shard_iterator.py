@@ -1,5 +1,6 @@
 """The images of a rank, from shards that it reads sequentially."""
 
+import functools
 import io
 import itertools
 from collections import deque
@@ -38,6 +39,7 @@ class ShardOrder:
     """
 
     BLANK = -1
+    order: Callable[[int], np.ndarray]
 
     def __init__(
         self, counts: Sequence[int], rank: int, size: int, seed: int | None = None
@@ -47,6 +49,8 @@ class ShardOrder:
         self.n = int(self.counts.sum())
         self.begin, self.end = self.n * rank // size, self.n * (rank + 1) // size
         self.n_blanks = 0 if seed is None else -(-self.n // size) - (self.end - self.begin)
+        # An iterator is saved for each batch that is read ahead.
+        self.order = functools.lru_cache(1)(self._order)
 
     def __len__(self) -> int:
         return self.end - self.begin + self.n_blanks
@@ -68,7 +72,7 @@ class ShardOrder:
             places += random.uniform(0, WINDOW, len(read))
         return read, np.argsort(places, kind="stable")
 
-    def order(self, epoch: int) -> np.ndarray:
+    def _order(self, epoch: int) -> np.ndarray:
         """Return the order of an epoch, counted from 0, with `BLANK` for blanks."""
         read, places = self.plan(epoch)
         return np.concatenate([read[places], np.full(self.n_blanks, self.BLANK)])

@@ -90,10 +90,12 @@ def draw_from_own_generator(module: ModuleType) -> None:
 
         before = self._state
         generator = _serialize(serializer, before.generator, _source(self.order_sampler))
-        if before.order is not None:  # it is loaded in place, and the thread may be reading it
+        is_saved = isinstance(serializer, chainer.Serializer)
+        if before.order is not None and not is_saved:
+            # It is loaded in place, and the thread may be reading it.
             self._state = before._replace(order=before.order.copy())
         chainer.iterators.SerialIterator.serialize(self, serializer)
-        if isinstance(serializer, chainer.Serializer):
+        if is_saved:
             self._state = before
         else:
             self._reset_state(*self._state[:4], generator)
