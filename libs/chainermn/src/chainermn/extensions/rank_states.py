@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from chainermn.extensions import generators
 from chainermn.gradients.persistents import persistents_of
+from chainermn.iterators.prefetch import PrefetchIterator
 from chainermn.optimizers.local_sgd import LocalSGDOptimizer
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
@@ -89,9 +90,8 @@ def differences(states: Sequence[Arrays]) -> list[dict[str, NDArray[Any]]]:
 
 def draws_elsewhere(iterator: Any) -> bool:
     """Tell whether threads or processes of an iterator read its examples in advance."""
-    return isinstance(
-        iterator, (chainer.iterators.MultiprocessIterator, chainer.iterators.MultithreadIterator)
-    )
+    chainers = chainer.iterators.MultiprocessIterator, chainer.iterators.MultithreadIterator
+    return isinstance(iterator, (*chainers, PrefetchIterator))
 
 
 def _is_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
