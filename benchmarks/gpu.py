@@ -35,6 +35,11 @@ COMMUNICATORS = sorted(registered().keys() - {"dummy"})
 WIRES = {"float32": 4, "float16": 2}
 COPIES = "copies of as many bytes"
 IDLE = "GPU idle, %"
+# How the recorded trainings differ: options of benchmarks/ranks/recorded.py.
+UPDATERS: dict[str, list[str]] = {
+    "ours, StandardUpdater": [],
+    "ours, prefetch_to_device": ["prefetch"],
+}
 _SECONDS, _TIMES_ROUNDS = 0.4, 4
 _LIMIT = 150.0  # seconds for a recorded training
 _ITERATIONS = 40
@@ -134,22 +139,27 @@ def recorded(settings: Settings, place: Place) -> Iterator[Group]:
     title = f"idle GPU, {TITLES[network]}, mixed precision, batch {batch}; {place.title}"
     if not settings.wants(title):
         return
-    settings.tell(title)
-    row = Measured("ours, StandardUpdater")
-    try:
-        file = figures.RESULTS / "raw" / f"gpu-{network}.timeline.gz"
-        row.seconds, row.more[IDLE] = idle(record(place, network, batch, file))
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
-        row.skipped = str(error)
+    rows = []
+    for name, options in UPDATERS.items():
+        settings.tell(f"{title}: {name}")
+        rows.append(row := Measured(name))
+        try:
+            file = "-".join(["gpu", network, *options]) + ".timeline.gz"
+            spans = record(place, network, batch, figures.RESULTS / "raw" / file, options)
+            row.seconds, row.more[IDLE] = idle(spans)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            row.skipped = str(error)
     notes = [
         "Idle: no stream is in forward, backward, the exchange or the optimizer. Gaps between "
         "their kernels do not count.",
         f"Without the first {_FIRST_ITERATIONS} iterations.",
     ]
-    yield Group(title, {"network": network, "what": "idle"}, [row], row.name, notes=notes)
+    yield Group(title, {"network": network, "what": "idle"}, rows, rows[0].name, notes=notes)
 
 
-def record(place: Place, network: str, batch: int, file: Path) -> Mapping[int, Sequence[Span]]:
+def record(
+    place: Place, network: str, batch: int, file: Path, options: Sequence[str] = ()
+) -> Mapping[int, Sequence[Span]]:
     """Train with a timeline. Return the spans of each rank and its GPU."""
     from chainermn.profiling.timeline import trace
 
@@ -159,7 +169,7 @@ def record(place: Place, network: str, batch: int, file: Path) -> Mapping[int, S
         arguments = ["-m", "benchmarks.ranks.recorded", str(file), network, str(batch)]
         ended = subprocess.run(
             place.command(
-                [sys.executable, *arguments, str(_ITERATIONS)], ["CHAINER_COMPAT_CUDNN"]
+                [sys.executable, *arguments, str(_ITERATIONS), *options], ["CHAINER_COMPAT_CUDNN"]
             ),
             cwd=REPOSITORY,
             env={**place.environment(), "CHAINER_COMPAT_CUDNN": cudnn},

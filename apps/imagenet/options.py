@@ -12,8 +12,9 @@ from models import ARCHITECTURES
 # lists are compared instead of their names.
 NO_SETTINGS = {
     *("lists", "train", "val", "root", "mean", "classes", "drawn"),
-    *("val_batchsize", "epoch", "communicator", "gpu", "loaderjob", "skip_unreadable"),
-    *("allow_outside", "out", "resume", "evaluate", "tensorboard", "quiet", "test"),
+    *("val_batchsize", "epoch", "communicator", "gpu", "loaderjob", "prefetch"),
+    *("skip_unreadable", "allow_outside", "out", "resume", "evaluate", "tensorboard"),
+    *("quiet", "test"),
 }
 
 
@@ -50,6 +51,8 @@ def parse_arguments(
     add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--loaderjob", "-j", type=int, help="worker processes per rank that read images; 0: none")
+    ahead = "with --gpu, convert batches and copy them while the GPU computes"
+    add("--prefetch", action="store_true", help=ahead)
     add("--skip-unreadable", action="store_true", help="skip damaged images")
     outside = "allow paths in the lists, and links, that lead out of --root"
     add("--allow-outside", action="store_true", help=outside)

@@ -26,6 +26,7 @@ from chainermn.extensions import (
     multi_node_snapshot,
     record_run,
 )
+from chainermn.iterators import prefetch_to_device
 from chainermn.progress import silence
 
 
@@ -44,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     training_batches, validation_batches = iterators
 
     to_batch = data.ToBatch(about["mean"], about["deviation"], args.skip_unreadable)
-    updater = chainer.training.StandardUpdater(training_batches, optimizer, to_batch, device)
+    converted = training_batches, to_batch
+    if args.prefetch:
+        converted = prefetch_to_device(*converted, device)
+    updater = chainer.training.StandardUpdater(converted[0], optimizer, converted[1], device)
     end = (10, "iteration") if args.test else (args.epoch, "epoch")
     trigger = end if args.test else (1, "epoch")
     trainer = chainer.training.Trainer(updater, end, out=args.out)

@@ -1,4 +1,4 @@
-"""Train on a GPU with a timeline: ``recorded.py FILE NETWORK BATCH ITERATIONS``."""
+"""Train on a GPU with a timeline: ``recorded.py FILE NETWORK BATCH ITERATIONS [prefetch]``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BATCHES = 4  # of examples, read again and again
 
 
 def main() -> None:
-    file, network, batch, iterations = sys.argv[1:]
+    file, network, batch, iterations, *options = sys.argv[1:]
     chainer.global_config.dtype = chainer.mixed16
     comm = chainermn.create_communicator()
     device = use_device(comm, on_gpu=True)
@@ -28,8 +28,11 @@ def main() -> None:
     optimizer = make_optimizer(comm, mixed=True).setup(model)
     x, t = made.examples(_BATCHES * int(batch))
     examples = chainer.datasets.TupleDataset(x.astype(np.float16), t)
-    batches = chainer.iterators.SerialIterator(examples, int(batch))
-    updater = chainer.training.StandardUpdater(batches, optimizer, device=device)
+    batches = chainer.iterators.SerialIterator(examples, int(batch), shuffle=False)
+    convert = chainer.dataset.concat_examples
+    if "prefetch" in options:
+        batches, convert = chainermn.iterators.prefetch_to_device(batches, convert, device)
+    updater = chainer.training.StandardUpdater(batches, optimizer, convert, device)
     with tempfile.TemporaryDirectory() as out:
         trainer = chainer.training.Trainer(updater, (int(iterations), "iteration"), out=out)
         trainer.extend(Timeline(comm, os.path.abspath(file)))

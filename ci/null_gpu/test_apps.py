@@ -79,6 +79,18 @@ def test_imagenet(tmp_path: Path) -> None:
     assert not found.in_iterations(), show(found)
 
 
+def test_nothing_waits_for_batches_that_are_prefetched(tmp_path: Path) -> None:
+    options = ["--test", "--mixed16", "--loaderjob", "2", "--prefetch"]
+    found = train(tmp_path, "imagenet/train.py", *options, ranks=1)
+    assert {function for _, function in per_iteration(found)} == {"check_nan_in_grads"}, show(
+        found
+    )
+    copied = [each for each in found.waits if "prefetch" in each.phase]
+    assert {"cudaMalloc"} <= {each.call for each in copied} <= {*waits.GROWING}, show(found)
+    # Pinned memory, and memory of the GPU for the batches in advance, is used again and again.
+    assert not {*copied} & {*found.between()}, show(found)
+
+
 def test_mixed_precision(tmp_path: Path) -> None:
     found = train(tmp_path, "imagenet/train.py", "--test", "--mixed16", "--loaderjob", "0")
     # To learn whether to skip the step.
