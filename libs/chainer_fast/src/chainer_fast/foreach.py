@@ -33,17 +33,19 @@ for (long long all_i = i % {threads}; all_i < all_rest && all_i < {piece}; all_i
 """
 
 
-class Place(NamedTuple):
-    """Where a number comes from.
-
-    It is the number of the collection of calls, of whoever makes the call, of the call among
-    theirs, and of the argument.
-    """
+class Call(NamedTuple):
+    """An argument of a call: which collection of calls, which of the owner's calls, and which."""
 
     collection: int
-    owner: int
     call: int
-    argument: int = 0
+    argument: int
+
+
+class Place(NamedTuple):
+    """Where a number comes from: whoever makes the call, and the argument."""
+
+    owner: int
+    call: Call
 
 
 class Recording(Protocol):
@@ -88,7 +90,7 @@ class Calls:
         self._xp, self._array, self._recording = xp, xp.ndarray, recording
         self._number = number
         self._waiting: defaultdict[Any, list[tuple[Any, ...]]] = defaultdict(list)
-        self._places: defaultdict[Any, list[Place]] = defaultdict(list)
+        self._whose: defaultdict[Any, list[tuple[int, int]]] = defaultdict(list)
         self._n_calls: defaultdict[int, int] = defaultdict(int)
 
     def add(self, kernel: Any, *args: Any) -> None:
@@ -104,21 +106,20 @@ class Calls:
         )
         self._waiting[kernel, key].append(args)
         if is_recorded:
-            place = Place(self._number, self.owner, self._n_calls[self.owner])
-            self._places[kernel, key].append(place)
+            self._whose[kernel, key].append((self.owner, self._n_calls[self.owner]))
             self._n_calls[self.owner] += 1
 
-    def numbers(self) -> dict[Place, Any]:
-        """Return the scalars of all calls, and forget the calls."""
+    def numbers(self) -> dict[Call, Any]:
+        """Return the scalars of the calls of one owner, and forget the calls."""
         found = {
-            place._replace(argument=k): arg
+            Call(self._number, call, k): arg
             for key, calls in self._waiting.items()
-            for place, args in zip(self._places[key], calls, strict=True)
+            for (_, call), args in zip(self._whose[key], calls, strict=True)
             for k, arg in enumerate(args)
             if not isinstance(arg, self._array)
         }
         self._waiting.clear()
-        self._places.clear()
+        self._whose.clear()
         self._n_calls.clear()
         return found
 
@@ -127,10 +128,12 @@ class Calls:
         waiting = list(self._waiting.items())
         self._waiting.clear()
         for key, calls in waiting:
-            self._run(key[0], calls, self._places.pop(key, []))
+            self._run(key[0], calls, self._whose.pop(key, []))
         self._n_calls.clear()
 
-    def _run(self, kernel: Any, calls: list[tuple[Any, ...]], places: list[Place]) -> None:
+    def _run(
+        self, kernel: Any, calls: list[tuple[Any, ...]], whose: list[tuple[int, int]]
+    ) -> None:
         params = kernel.in_params + kernel.out_params
         recording = self._recording
         kinds = tuple(
@@ -142,7 +145,7 @@ class Calls:
             for param, arg in zip(params, calls[0], strict=True)
         )
         positions = [k for k, kind in enumerate(kinds) if kind == "array"]
-        rows, together, whose = [], [], []
+        rows, together, owners = [], [], []
         for index, args in enumerate(calls):
             arrays = [args[k] for k in positions]
             n = arrays[0].size
@@ -150,7 +153,7 @@ class Calls:
                 if n:
                     rows.append([n, *[array.data.ptr for array in arrays]])
                     together.append(args)
-                    whose.append(index)
+                    owners.append(whose[index] if whose else (0, 0))
             elif recording is None:
                 kernel(*args)
             else:
@@ -172,7 +175,8 @@ class Calls:
         if recording is not None:
             for k, kind in enumerate(kinds):
                 if kind == "number":
-                    of_calls = [places[index]._replace(argument=k) for index in whose]
+                    number = self._number
+                    of_calls = [Place(owner, Call(number, call, k)) for owner, call in owners]
                     values = [args[k] for args in together]
                     dtype = _dtype_of(params, k, together[0], self._array)
                     first[k] = recording.numbers(of_calls, values, dtype)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType, NoneType
 from typing import Any, NamedTuple
 
 import numpy
 
-from chainer_fast.foreach import Calls, Later, Place, Recording
+from chainer_fast.foreach import Call, Calls, Later, Recording
 
 #: Largest number of elements of gradients that a launch covers: 256 MiB in float32.
 MOST_ELEMENTS = 1 << 26
@@ -217,6 +217,14 @@ class RecordedSteps:
         arrays = [each for step in self.steps for each in step.all_arrays]
         if not lie_apart(arrays, self._cuda.ndarray):
             raise ValueError("parameters share arrays or update rules, or lie on several GPUs")
+        # All hyperparameters have the same parent: the optimizer's.
+        self._shared: Mapping[str, Any] = {}
+        self._rules: list[tuple[Any, Mapping[str, Any]]] = []
+        for step in self.steps:
+            hyperparam = step.rule.hyperparam
+            self._shared = vars(hyperparam.parent)
+            self._rules.append((step.rule, vars(hyperparam)))
+        self._last: Any = None
 
     def enqueue_decay(self, hook: Any) -> None:
         """Enqueue weight decay for all parameters, as a hook of the optimizer applies it."""
@@ -274,24 +282,53 @@ class RecordedSteps:
         for calls in (before, hooks, updates, after):
             calls.run()
 
-    def numbers(self) -> dict[Place, Any]:
-        """Return the numbers of the next step. ``t`` of the rules is already that of the step."""
-        found: dict[Place, Any] = {}
-        known: dict[Any, dict[Place, Any]] = {}
-        for owner, step in enumerate(self.steps):
-            rule = step.rule
-            own = [item for item in vars(rule.hyperparam).items() if item[0] != "_parent"]
-            key = type(rule), vars(rule)["t"], step.data.dtype, *own, *_hook_rates(rule)
+    def count(self, n: int) -> None:
+        """Count ``n`` steps in all update rules."""
+        for rule, _ in self._rules:
+            vars(rule)["t"] += n
+
+    def depends_on_t(self) -> bool:
+        """Return whether numbers depend on how many steps were taken."""
+        before = self._all_numbers()
+        self.count(1)
+        after = self._all_numbers()
+        self.count(-1)
+        return before != after
+
+    def numbers(self, uses_t: bool) -> list[Mapping[Call, Any]] | None:
+        """Return the numbers of the next step by parameter, or None if they have not changed.
+
+        ``t`` of the rules is already that of the step; ``uses_t`` tells whether numbers depend on
+        it.
+        """
+        everything = (
+            [vars(rule)["t"] for rule, _ in self._rules] if uses_t else 0,
+            [list(own.values()) for _, own in self._rules],
+            [_hook_rates(rule) for rule, _ in self._rules],
+            list(self._shared.values()),
+            [hook.rate for hook in self._decays],
+        )
+        if everything == self._last:
+            return None
+        self._last = everything
+        return self._all_numbers()
+
+    def _all_numbers(self) -> list[Mapping[Call, Any]]:
+        found: list[Mapping[Call, Any]] = []
+        known: dict[Any, Mapping[Call, Any]] = {}
+        of_decays = {Call(_DECAY + k, 0, 1): hook.rate for k, hook in enumerate(self._decays)}
+        for step, (rule, own) in zip(self.steps, self._rules, strict=True):
+            key = type(rule), step.data.dtype, vars(rule)["t"], *own.items(), *_hook_rates(rule)
             if key not in known:
-                hooks = Calls(self._cuda.cupy, self._recording, _HOOKS)
-                updates = Calls(self._cuda.cupy, self._recording, _UPDATES)
-                _call_rule(step, step.gradient, hooks, updates, None)
-                known[key] = hooks.numbers() | updates.numbers()
-            found |= {place._replace(owner=owner): n for place, n in known[key].items()}
-            found |= {
-                Place(_DECAY + k, owner, 0, 1): hook.rate for k, hook in enumerate(self._decays)
-            }
+                known[key] = self._of_one(step) | of_decays
+            found.append(known[key])
         return found
+
+    def _of_one(self, step: Step) -> dict[Call, Any]:
+        hooks = Calls(self._cuda.cupy, self._recording, _HOOKS)
+        updates = Calls(self._cuda.cupy, self._recording, _UPDATES)
+        _call_rule(step, step.gradient, hooks, updates, None)
+        return hooks.numbers() | updates.numbers()
 
 
 def _hook_rates(rule: Any) -> list[Any]:

@@ -7,8 +7,10 @@ before each launch: settings of Chainer, of the optimizer and of links.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from types import ModuleType
+from operator import is_, itemgetter
 from typing import Any
+
+import chainer
 
 from chainer_fast.graphs.inputs import NotRecordable
 
@@ -17,28 +19,110 @@ _PLAIN = (int, float, bool, str, bytes, tuple, type(None))
 _OF_STEPS = {"t", "epoch", "_loss_scale", "_loss_scaling_isnan", "_loss_scaling_isnan_ever"}
 
 
-def circumstances(optimizer: Any, chainer: ModuleType) -> Hashable:
-    """Return what a graph depends on besides arrays; equal if it has not changed.
+class Circumstances:
+    """What graphs of an optimizer depend on, besides arguments.
 
-    Raises
-    ------
-    NotRecordable
-        If the script's own code runs in a step besides the model's, so that it cannot be told
-        what it depends on.
+    Looking at everything takes long. So a look first finds out whether anything was assigned since
+    the last one.
+
+    Attributes
+    ----------
+    arrays : list of array or None
+        All arrays that steps write in place: parameters, their states, persistent values.
+    number : int
+        Number of the current settings: the same again if they are.
     """
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
+        self.number = 0
+        self._numbers: dict[Hashable, int] = {}
+        self._optimizer: Any = None
+        self._mappings: list[tuple[Mapping[str, Any], list[Any]]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._rules: list[tuple[Mapping[str, Any], tuple[Any, ...]]] = []
+        self._parameters: list[tuple[Any, Any, Any]] = []
+        self._of_optimizer: Hashable = None
+        #: Hyperparameters of single parameters, and how many there are.
+        self._own: list[tuple[Mapping[str, Any], int]] = []
+
+    def look(self, optimizer: Any) -> bool:
+        """Look at everything; return whether the arrays are those of the last look."""
+        of_optimizer = (
+            *_plain(vars(optimizer), without=_OF_STEPS),
+            vars(optimizer).get("_loss_scale") is None,
+            *_switches(optimizer.hyperparam),
+        )
+        if self._is_as_before(optimizer) and of_optimizer == self._of_optimizer:
+            return True
+        before, self.arrays = self.arrays, list(_places(optimizer))
+        key = (id(optimizer.target), *of_optimizer, *_settings(optimizer))
+        self.number = self._numbers.setdefault(key, len(self._numbers))
+        self._note(optimizer, of_optimizer)
+        return len(before) == len(self.arrays) and all(map(is_, before, self.arrays))
+
+    def note_attributes(self, links: Iterable[Any]) -> None:
+        """Take it as seen that these links have got new results of a step as attributes."""
+        changed = {id(vars(link)) for link in links}
+        self._mappings = [
+            (mapping, list(mapping.values()) if id(mapping) in changed else seen)
+            for mapping, seen in self._mappings
+        ]
+
+    def _is_as_before(self, optimizer: Any) -> bool:
+        return (
+            optimizer is self._optimizer
+            and all(
+                len(mapping) == len(seen) and all(map(is_, mapping.values(), seen))
+                for mapping, seen in self._mappings
+            )
+            and all(
+                len(each) == len(seen) and all(map(is_, each, seen)) for each, seen in self._lists
+            )
+            and all(
+                parameter._data[0] is array and parameter.update_rule is rule
+                for parameter, array, rule in self._parameters
+            )
+            and all(all(map(is_, _of_rule(rule), seen)) for rule, seen in self._rules)
+            and all(len(own) == n for own, n in self._own)
+        )
+
+    def _note(self, optimizer: Any, of_optimizer: Hashable) -> None:
+        self._optimizer, self._of_optimizer = optimizer, of_optimizer
+        links = list(optimizer.target.links())
+        parameters = list(optimizer.target.params())
+        rules = [each.update_rule for each in parameters if each.update_rule is not None]
+        mappings = [vars(chainer.global_config), vars(chainer.config._local), *map(vars, links)]
+        for owner in (optimizer, *rules):
+            for timing in ("pre", "post"):
+                hooks = _hooks_at(owner, timing)
+                mappings += [hooks, *[vars(hook) for hook in hooks.values() if _has_vars(hook)]]
+        mappings += [rule._state for rule in rules if rule._state]
+        self._mappings = [(mapping, list(mapping.values())) for mapping in mappings if mapping]
+        # A chain notes its links as attributes, a list of links does not.
+        lists = [getattr(link, "_children", None) for link in links]
+        self._lists = [(each, list(each)) for each in lists if isinstance(each, list)]
+        self._rules = [(vars(rule), _of_rule(vars(rule))) for rule in rules]
+        self._own = [(own := vars(rule.hyperparam), len(own)) for rule in rules]
+        self._parameters = [(each, each._data[0], each.update_rule) for each in parameters]
+
+
+_of_rule = itemgetter("enabled", "hyperparam", "_state", "_fp32_param")
+
+
+def _settings(optimizer: Any) -> Iterator[Hashable]:
+    """Yield what graphs depend on besides arrays and the optimizer's own attributes."""
     config = {**vars(chainer.global_config), **vars(chainer.config._local)}
-    rules = [parameter.update_rule for parameter in optimizer.target.params()]
-    return (
-        *[(name, _hashable(value)) for name, value in config.items()],
-        *_plain(vars(optimizer), without=_OF_STEPS),
-        vars(optimizer).get("_loss_scale") is None,
-        *_hooks(optimizer),
-        *[(type(rule), rule.enabled, *vars(rule.hyperparam)) for rule in rules if rule],
-        *[item for link in optimizer.target.links() for item in _plain(vars(link))],
-    )
+    yield from ((name, _hashable(value)) for name, value in config.items())
+    yield from _hooks(optimizer)
+    for parameter in optimizer.target.params():
+        if (rule := parameter.update_rule) is not None:
+            yield type(rule), rule.enabled, *_switches(rule.hyperparam), *_hooks(rule)
+    for link in optimizer.target.links():
+        yield from _plain(vars(link))
 
 
-def why_not_now(optimizer: Any, chainer: ModuleType) -> str | None:
+def why_not_now() -> str | None:
     """Return what prevents graphs at the moment, or None."""
     if chainer.is_debug():
         return "Chainer's debug mode looks at values"
@@ -61,7 +145,7 @@ def pre_hooks(optimizer: Any) -> list[Any]:
     return list(_hooks_at(optimizer, "pre").values())
 
 
-def places(optimizer: Any) -> Iterator[Any]:
+def _places(optimizer: Any) -> Iterator[Any]:
     """Yield all arrays that steps write in place: parameters, their states, persistent values.
 
     An array that is missing is yielded as None.
@@ -85,7 +169,7 @@ def persistent_arrays(model: Any) -> Iterator[Any]:
 
 
 def names_of_places(optimizer: Any) -> list[str]:
-    """Return names for the arrays of `places`, for messages."""
+    """Return names for the arrays of `Circumstances`, for messages."""
     found = []
     for name, parameter in optimizer.target.namedparams():
         found.append(name)
@@ -107,15 +191,20 @@ def rule_values(optimizer: Any) -> list[Any]:
     return [_plain(vars(rule), without={"t"}) for rule in rules if rule is not None]
 
 
-def _hooks(optimizer: Any) -> Iterator[Any]:
+def _has_vars(value: Any) -> bool:
+    return hasattr(value, "__dict__")
+
+
+def _hooks(owner: Any) -> Iterator[Any]:
     for timing in ("pre", "post"):
-        for name, hook in _hooks_at(optimizer, timing).items():
+        for name, hook in _hooks_at(owner, timing).items():
+            # The rate of weight decay is data.
             rate = {"rate"} if type(hook).__name__ == "WeightDecay" else set()
             yield timing, name, type(hook), *_plain(getattr(hook, "__dict__", {}), without=rate)
 
 
-def _hooks_at(optimizer: Any, timing: str) -> Mapping[str, Any]:
-    hookable = optimizer._hookable
+def _hooks_at(owner: Any, timing: str) -> Mapping[str, Any]:
+    hookable = owner._hookable
     found: Mapping[str, Any] = getattr(hookable, f"_{timing}_update_hooks")
     return found
 
@@ -129,6 +218,13 @@ def _plain(values: Mapping[str, Any], without: Iterable[str] = ()) -> tuple[Any,
             if isinstance(value, _PLAIN) and name not in without
         ]
     )
+
+
+def _switches(hyperparam: Any) -> Iterator[Hashable]:
+    """Yield hyperparameters that are no numbers, such as amsgrad; numbers are data."""
+    for item in vars(hyperparam).items():
+        if isinstance(item[1], bool):
+            yield item
 
 
 def _hashable(value: Any) -> Hashable:

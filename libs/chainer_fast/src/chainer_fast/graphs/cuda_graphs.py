@@ -14,6 +14,7 @@ import chainer
 import numpy as np
 
 from chainer_fast.graphs import circumstances
+from chainer_fast.graphs.circumstances import Circumstances
 from chainer_fast.graphs.drawing import Draws
 from chainer_fast.graphs.inputs import NotRecordable, signature
 from chainer_fast.graphs.recorded import RecordedStep
@@ -49,8 +50,8 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self.n_eager = self.n_recorded = self.n_launched = 0
-        self._is_over = self._is_ahead = self._has_asked = False
-        self._places: list[Any] = []
+        self._is_over = self._is_ahead = self._has_asked = self._is_on_gpu = False
+        self._circumstances = Circumstances()
         self._graphs: dict[Hashable, RecordedStep] = {}
         self._seen: dict[Hashable, int] = {}
         self._never: set[Hashable] = set()
@@ -117,34 +118,34 @@ class CudaGraphs:
 
     def _plan(self, call: _Call) -> _Plan:
         optimizer, cuda = call.steps.optimizer, chainer.backends.cuda
-        arrays = list(circumstances.places(optimizer))
-        is_same = len(arrays) == len(self._places) and all(
-            array is known for array, known in zip(arrays, self._places, strict=True)
-        )
-        if not is_same:
-            reason = self._why_not_with(optimizer, arrays)
-            self._begin(arrays)
+        known = self._circumstances.arrays
+        if not self._circumstances.look(optimizer):
+            reason = self._why_not_with(optimizer, known)
+            self._begin()
             if reason is not None:
                 return _Plan(GIVE_UP, reason=reason)
-        self._n_begun *= not is_same
+        else:
+            self._n_begun = 0
         if not self._has_asked:
             self._has_asked = True
             if reason := call.steps.why_not():
                 return _Plan(GIVE_UP, reason=reason)
         if reason := circumstances.why_not(optimizer):
             return _Plan(GIVE_UP, reason=reason)
-        parameters = [each.array for each in optimizer.target.params()]
-        if not parameters or any(array is None for array in parameters):
-            return _Plan(EAGER)
-        if not all(isinstance(array, cuda.ndarray) for array in parameters):
-            return _Plan(GIVE_UP, reason="the model is not on a GPU")
-        if circumstances.why_not_now(optimizer, chainer):
+        if not self._is_on_gpu:
+            arrays = [each.array for each in optimizer.target.params()]
+            if not arrays or any(array is None for array in arrays):
+                return _Plan(EAGER)
+            if not all(isinstance(array, cuda.ndarray) for array in arrays):
+                return _Plan(GIVE_UP, reason="the model is not on a GPU")
+            self._is_on_gpu = True
+        if circumstances.why_not_now():
             return _Plan(EAGER)
         try:
             key = (
                 circumstances.key_of_function(call.lossfun),
                 signature((tuple(call.args), dict(call.kwds)), cuda.ndarray),
-                circumstances.circumstances(optimizer, chainer),
+                self._circumstances.number,
             )
         except NotRecordable as error:
             return _Plan(GIVE_UP, reason=str(error))
@@ -166,30 +167,30 @@ class CudaGraphs:
             return _Plan(GIVE_UP, reason=f"{MOST_RECORDINGS} recordings became useless")
         return _Plan(RECORD, key)
 
-    def _why_not_with(self, optimizer: Any, arrays: list[Any]) -> str | None:
+    def _why_not_with(self, optimizer: Any, known: list[Any]) -> str | None:
         """Return why there can be no graphs, if some arrays are other ones in each step."""
         self._n_begun += 1
-        if self._n_begun <= MOST_BEGUN or len(arrays) != len(self._places):
+        arrays = self._circumstances.arrays
+        if self._n_begun <= MOST_BEGUN or len(arrays) != len(known):
             return None
         names = circumstances.names_of_places(optimizer)
-        triples = zip(names, arrays, self._places, strict=True)
-        replaced = next(name for name, array, known in triples if array is not known)
+        triples = zip(names, arrays, known, strict=True)
+        replaced = next(name for name, array, before in triples if array is not before)
         return f"{replaced} is replaced in each step: write to it in place"
 
-    def _begin(self, arrays: list[Any]) -> None:
+    def _begin(self) -> None:
         """Start over, because graphs would write to arrays that are not in use any more."""
-        self._places = arrays
         self._graphs.clear()
         self._seen.clear()
         self._never.clear()
-        self._has_asked = False
+        self._has_asked = self._is_on_gpu = False
 
     def _give_up(self, steps: Steps, reason: str | None) -> None:
         self.settle(steps.optimizer)
         reasons = steps.reasons(reason)
         self._is_over = True
         self._graphs.clear()
-        self._places, self._shared = [], None
+        self._circumstances, self._shared = Circumstances(), None
         steps.tell(f"no CUDA graphs: {_shown(reasons, steps)}. Training goes on without them")
 
     # ---- a step ----
@@ -216,7 +217,7 @@ class CudaGraphs:
             rules = [each.update_rule for each in optimizer.target.params()]
             for each in (optimizer, *filter(None, rules)):
                 vars(each)["_ahead"] = self, optimizer
-        recorded.hand_out()
+        self._circumstances.note_attributes(recorded.hand_out())
         self.n_launched += 1
         self._n_since_launch = 0
         call.steps.replayed()
@@ -276,7 +277,7 @@ class CudaGraphs:
         shared, recorded = self._shared_by(steps), self._graphs[key]
         self.settle(optimizer)
         shared.scaling.take(optimizer)
-        arrays = [each for each in circumstances.places(optimizer) if each is not None]
+        arrays = [each for each in self._circumstances.arrays if each is not None]
         state: State | None = None
         of_graph: list[Any] = []
         problem = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chainer_fast.foreach import Place
+from chainer_fast.foreach import Call, Place
 
 _ALIGNMENT = 8
 
@@ -78,11 +78,19 @@ class Numbers:
         self._places.append((places, host))
         return on_gpu
 
-    def set(self, found: Mapping[Place, Any]) -> None:
-        """Set numbers by their places; others keep their values."""
+    def set(self, of_owners: Sequence[Mapping[Call, Any]] | None) -> None:
+        """Set numbers, given for each owner by calls; None if they are those of the last step."""
+        if of_owners is None:
+            return
+        are_alike = all(each is of_owners[0] for each in of_owners)
         for places, host in self._places:
-            if places[0] in found:
-                host[:] = [found[place] for place in places]
+            call = places[0].call
+            if call not in of_owners[0]:
+                continue  # it never changes
+            if are_alike:
+                host.fill(of_owners[0][call])
+            else:
+                host[:] = [of_owners[place.owner][place.call] for place in places]
 
     def write(self) -> None:
         """Write the numbers to GPU memory, if any has changed."""

@@ -78,8 +78,8 @@ class Outputs:
         values = [*self._reported.values(), *[value for *_, value in self._attributes]]
         return [self._array_of(value) for value in values]
 
-    def hand_out(self) -> None:
-        """Report copies of the results, and give them to the links."""
+    def hand_out(self) -> list[Any]:
+        """Report copies of the results, and give them to the links; return these."""
         copies: dict[int, Any] = {}
         observation = _observation()
         if observation is not None:
@@ -87,6 +87,7 @@ class Outputs:
                 observation[name] = self._copy(value, copies)
         for link, name, value in self._attributes:
             vars(link)[name] = self._copy(value, copies)
+        return [link for link, *_ in self._attributes]
 
     def _copy(self, value: Any, copies: dict[int, Any]) -> Any:
         array = self._array_of(value)

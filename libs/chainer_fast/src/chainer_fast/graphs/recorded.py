@@ -90,7 +90,7 @@ class RecordedStep:
         self._gradients = [(each, each.grad_var) for each in self._parameters]
         self._outputs.forget_functions()
         self._numbers.fill()
-        self.uses_t = self._depends_on_t()
+        self.uses_t = self._update.depends_on_t()
 
     def _enqueue(self) -> None:
         optimizer, scaling = self._optimizer, self._scaling
@@ -115,19 +115,6 @@ class RecordedStep:
             if optimizer._loss_scaling_is_dynamic:
                 scaling.change(optimizer)
 
-    def _depends_on_t(self) -> bool:
-        """Return whether numbers of the update depend on how many steps were taken."""
-        found = []
-        for _ in range(2):
-            found.append(list(self._update.numbers().values()))
-            self._count(1)
-        self._count(-2)
-        return found[0] != found[1]
-
-    def _count(self, n: int) -> None:
-        for step in self._update.steps:
-            vars(step.rule)["t"] += n
-
     # ---- a step ----
 
     def prepare(self, args: Sequence[Any], kwds: Mapping[str, Any], key: Sequence[int]) -> None:
@@ -138,24 +125,24 @@ class RecordedStep:
         self._inputs.write((tuple(args), dict(kwds)))
         if self._n_draws:
             self._draws.key[...] = self._xp.asarray(np.array(key, np.uint64))
-        self._count(1)
-        self._numbers.set(self._update.numbers())
+        self._update.count(1)
+        self._numbers.set(self._update.numbers(self.uses_t))
         self._numbers.write()
 
     def launch(self) -> None:
         """Launch the graph."""
         self._recorder.launch(self._graph)
 
-    def hand_out(self) -> None:
-        """Give the script the results of the step."""
+    def hand_out(self) -> list[Any]:
+        """Give the script the results of the step; return the links that got some."""
         for parameter, gradient in self._gradients:
-            if parameter.grad_var is not gradient:
+            if parameter._grad_var is not gradient:
                 parameter.grad_var = gradient
-        self._outputs.hand_out()
+        return self._outputs.hand_out()
 
     def uncount(self) -> None:
         """Take back that `prepare` has counted a step."""
-        self._count(-1)
+        self._update.count(-1)
 
 
 __all__ = ["NotRecordable", "RecordedStep"]
