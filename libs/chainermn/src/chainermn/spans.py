@@ -39,7 +39,7 @@ class Streams(Protocol):
     """An object that measures when a GPU does the work that the host has submitted."""
 
     def mark(self) -> Any:
-        """Mark the current position in the current stream."""
+        """Mark the current position in the current stream; None if it cannot be marked."""
 
     def add(self, name: str, start: Any, end: Any, details: Mapping[str, Any]) -> None:
         """Report a span as soon as the GPU has reached the mark of its end."""

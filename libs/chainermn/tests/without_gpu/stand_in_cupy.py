@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 _NAMES = {
     600: "cudaErrorNotReady: device not ready",
@@ -19,6 +22,14 @@ class CUDARuntimeError(RuntimeError):
         super().__init__(_NAMES[status])
 
 
+class _Array(np.ndarray):
+    """An array whose ``data`` is CuPy's."""
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
 class StandInCupy:
     """A CuPy whose event queries all return ``status``, just as a CUDA error persists."""
 
@@ -31,6 +42,22 @@ class StandInCupy:
         runtime = SimpleNamespace(eventQuery=self._query, CUDARuntimeError=CUDARuntimeError)
         self.cuda = SimpleNamespace(runtime=runtime, Event=self._event)
         self.cuda.get_elapsed_time = lambda earlier, later: 0.25
+        self.cuda.alloc_pinned_memory = bytearray
+        self.cuda.get_current_stream = lambda: SimpleNamespace(ptr=0)
+        runtime.memcpyHostToDevice = 1
+        runtime.memcpyAsync = self._copy
+        self._copies: list[tuple[int, int, int]] = []
+
+    def empty(self, n: int, dtype: Any) -> Any:
+        return np.zeros(n, dtype).view(_Array)
+
+    def launch(self) -> None:
+        """Make the copies, as a CUDA graph that has recorded them does when it is launched."""
+        for to, source, n_bytes in self._copies:
+            ctypes.memmove(to, source, n_bytes)
+
+    def _copy(self, to: int, source: int, n_bytes: int, kind: int, stream: int) -> None:
+        self._copies.append((to, source, n_bytes))
 
     def _event(self, block: bool = False, disable_timing: bool = False) -> Any:
         return _Event(self, block, disable_timing)

@@ -54,7 +54,7 @@ class GpuArray(np.ndarray):
         return tuple(map(gpu.to_gpu, found)) if isinstance(found, tuple) else gpu.to_gpu(found)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func is np.zeros_like:
+        if func in (np.zeros_like, np.ones_like):
             return _uses(*args).to_gpu(func(*map(_plain, args), **kwargs))
         return super().__array_function__(func, types, args, kwargs)
 
@@ -284,11 +284,15 @@ class StandInEvent:
 
     def bring(self) -> None:
         """Wait until the stream has done everything before the event."""
-        self.Test()
+        self._test()
         self.has_come.wait()
         self._check()
 
     def Test(self) -> bool:
+        device.check_may_wait()
+        return self._test()
+
+    def _test(self) -> bool:
         if self.stream is not None and not self.has_come.is_set():
             self.stream.come_to(self)
         self._check()
@@ -301,6 +305,7 @@ class StandInEvent:
             raise self.stream.error
 
     def Wait(self) -> None:
+        device.check_may_wait()
         self.bring()
         self._gpu.memory.host_waited(self.clock)
         self._gpu.waits += threading.current_thread() is threading.main_thread()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chainermn.transport.gpu.device import is_recordable
 from chainermn.transport.reducer import Array
 
 if TYPE_CHECKING:
@@ -109,10 +110,15 @@ class BatchedCopy:
         if not self._pieces:
             return
         addresses = np.array([self._gpu.pointer(array) for array in arrays], np.uint64)
+        pointers = self._pointers
+        if is_recordable():
+            # A CUDA graph uploads a table of its own whenever it is launched.
+            pointers = self._gpu.upload(addresses)
         # The memory pool usually gives a gradient the same address in each iteration.
-        if self._addresses is None or not np.array_equal(addresses, self._addresses):
-            self._pointers, self._addresses = self._gpu.upload(addresses), addresses
+        elif self._addresses is None or not np.array_equal(addresses, self._addresses):
+            pointers = self._pointers = self._gpu.upload(addresses)
+            self._addresses = addresses
         for dtype, table in self._pieces.items():
-            arguments = table, self._pointers, np.uint64(self._gpu.pointer(buffer)), *more
+            arguments = table, pointers, np.uint64(self._gpu.pointer(buffer)), *more
             kernel = f"{what}_{dtype}_{self._wire}"
             self._gpu.run(source(dtype, self._wire), kernel, len(table), arguments)

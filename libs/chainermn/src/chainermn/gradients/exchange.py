@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import chainer
@@ -14,11 +14,16 @@ from chainermn.failures.activity import Group, collective
 from chainermn.gradients.bucket import Bucket, Buffers, flat_gradients, gpu_zeros
 from chainermn.gradients.buckets import Limits, Wire, make_buckets
 from chainermn.gradients.embeddings import embeddings_of
-from chainermn.gradients.parameters import Agreement, Proposal, check_overflow
+from chainermn.gradients.parameters import (
+    Agreement,
+    Proposal,
+    check_overflow,
+    fill_missing_gradients,
+)
 from chainermn.gradients.step import Step
 from chainermn.transport.collectives import Algorithm, Collectives, wait_for
 from chainermn.transport.duplicates import Duplicate
-from chainermn.transport.gpu.device import the_gpu
+from chainermn.transport.gpu.device import recordable, the_gpu
 from chainermn.transport.gpu.reducers import GpuReducers
 from chainermn.transport.gpu.transports import GpuTransports
 from chainermn.transport.host.arithmetic import FLOAT16
@@ -86,6 +91,8 @@ class GradientExchange:
         self._gpu = GpuReducers(transports, topology, self._host, everyone_by_nccl=by_nccl)
         self._buffers: Buffers = {}
         self._buckets: dict[Hashable, Sequence[Bucket]] = {}
+        # Memory that CUDA graphs use.
+        self._recorded: list[Any] = []
 
     def wire_with(self, compressor: Compressor | None) -> Wire:
         """Return the form in which gradients are sent with the current settings."""
@@ -140,6 +147,52 @@ class GradientExchange:
         if compressor is not None:
             compressor.commit(buckets, agreed.parameters)
         return agreed.step
+
+    def waits_for_gpu(self, model: chainer.Link) -> bool:
+        """Tell whether the host waits for the GPU when it averages gradients in GPU memory."""
+        if self.topology.size == 1:
+            return False
+        algorithm = self.algorithm
+        is_one_allreduce = self.topology.inter_size == 1 or algorithm.average is Algorithm.average
+        is_by_nccl = algorithm.everyone_by_nccl and is_one_allreduce
+        return not is_by_nccl or bool(self.embeddings_of(model))
+
+    @collective("update")
+    def agree_ahead(self, model: chainer.Link, step: Step) -> Agreement:
+        """Agree on the gradients that `repeat` averages, missing ones as zeros. Collective.
+
+        Returns
+        -------
+        Agreement
+            Gradients of all initialized parameters, in GPU memory. There are none if ranks differ,
+            have to settle something first, or have not exchanged the same before.
+        """
+        wire = self.wire_with(None)
+        proposal = Proposal(model, zero_fill=True, wire_dtype=wire.gpu, step=step)
+        self._host.maximum(proposal.packed)
+        agreed = proposal.agreed_ahead()
+        is_known = self.topology.size == 1 or (agreed.description, wire, ()) in self._buckets
+        return agreed if is_known else Agreement(agreed.step)
+
+    def repeat(self, agreed: Agreement, compute: Callable[[], None]) -> None:
+        """Compute gradients and average them; a CUDA graph may record what this enqueues.
+
+        Every rank must call it with what `agree_ahead` has returned. Ranks do not talk on the
+        host, which waits for nothing.
+        """
+        with recordable():
+            compute()
+            self._repeat(agreed)
+
+    @collective("multi_node_mean_grad")
+    def _repeat(self, agreed: Agreement) -> None:
+        fill_missing_gradients(agreed.parameters)
+        if self.topology.size == 1:
+            return
+        wire = self.wire_with(None)
+        buckets = self._buckets[agreed.description, wire, ()]
+        self.average(agreed.parameters, buckets, wire)
+        self._recorded.append((buckets, *self._buffers.values()))
 
     def average(
         self, parameters: Sequence[chainer.Parameter], buckets: Sequence[Bucket], wire: Wire

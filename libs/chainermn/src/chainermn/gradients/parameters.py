@@ -63,6 +63,11 @@ def is_on_gpu(model: chainer.Link) -> bool:
     return any(on_gpu(parameter.array) for parameter in model.params())
 
 
+def is_all_on_gpu(model: chainer.Link) -> bool:
+    """Tell whether all initialized parameters of ``model`` have their values in GPU memory."""
+    return all(on_gpu(parameter.array) for parameter in model.params(include_uninit=False))
+
+
 class Agreement(NamedTuple):
     """The gradients that all ranks exchange in a step; none if the step pauses."""
 
@@ -124,14 +129,28 @@ class Proposal:
             _gather_descriptions(mpi_comm, own, "multi_node_mean_grad")
         if self._is_debug:
             _check_finite(mpi_comm, self._pairs)
-        # An InputError has been raised everywhere.
-        described = zip(self._pairs, cast("tuple[Description, ...]", own), strict=True)
-        given = [p for (_, p), each in described if each.shape is not None and each.has_grad]
-        # A parameter that has two names is exchanged once.
-        parameters = list({parameter.node: parameter for parameter in given}.values())
+        parameters = self._parameters()
         if self._zero_fill:
             fill_missing_gradients(parameters)
         return Agreement(step, parameters, own)
+
+    def agreed_ahead(self) -> Agreement:
+        """Return the gradients that the ranks exchange after the next backward.
+
+        There are none if the ranks differ, or have to settle something first.
+        """
+        is_equal, maxima = unpack(self.packed)
+        step, own = Step.of_all(maxima), self._own
+        is_open = step.pauses or step.has_begun or step.needs_plan or not is_equal
+        if is_open or isinstance(own, InputError):
+            return Agreement(step)
+        return Agreement(step, self._parameters(), own)
+
+    def _parameters(self) -> list[chainer.Parameter]:
+        """Return the parameters whose gradients are exchanged, each once; no rank had an error."""
+        described = zip(self._pairs, cast("tuple[Description, ...]", self._own), strict=True)
+        given = [p for (_, p), each in described if each.shape is not None and each.has_grad]
+        return list({parameter.node: parameter for parameter in given}.values())
 
 
 def fill_missing_gradients(parameters: Iterable[chainer.Parameter]) -> None:

@@ -32,6 +32,9 @@ class Step(NamedTuple):
     has_begun, is_stale, needs_plan : bool
         Set by `OverlappedExchange`: whether an exchange began during backward, whether it is of
         no use, because gradients have changed since, and whether to exchange in another order.
+    reluctance : int
+        Before a step that may be a CUDA graph: a positive number, the larger, the less the rank
+        is ready for it. Otherwise 0.
     settings : int
         Number that stands for the settings of the optimizer, which must be the same on all ranks;
         then, how far the numbers of the ranks are apart: 0 if they are equal.
@@ -49,6 +52,7 @@ class Step(NamedTuple):
     has_begun: bool = False
     is_stale: bool = False
     needs_plan: bool = False
+    reluctance: int = 0
     settings: int = 0
 
     def to_integers(self) -> list[int]:
@@ -58,13 +62,20 @@ class Step(NamedTuple):
     @classmethod
     def of_all(cls, maxima: Sequence[int]) -> Self:
         """Return the record of what any rank tells; raise if ranks average different things."""
-        *flags, largest, negated = maxima
-        step = cls(*map(bool, flags))._replace(settings=largest + negated)
+        *flags, reluctance, largest, negated = maxima
+        step = cls(*map(bool, flags))
+        step = step._replace(reluctance=reluctance, settings=largest + negated)
         if step.averages_gradients and step.averages_changes:
             raise ValueError(
                 "some ranks average gradients, and others what local steps have changed, because "
                 "they have taken different numbers of steps (optimizer.t). Load the same snapshot "
                 "on all ranks"
+            )
+        if step.averages_gradients and step.reluctance:
+            raise ValueError(
+                "some ranks use CUDA graphs in this update, and others do not. On all ranks or on "
+                "none, set CHAINER_CUDA_GRAPHS=1 or call optimizer.use_cuda_graphs(), pass a "
+                "function to update(), and call setup()"
             )
         return step
 

@@ -64,6 +64,9 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         if self._background is not None:
             self._background.wait()
 
+    def _exchange_of_recorded_steps(self) -> str:
+        return "double_buffering=True"
+
     def _settings(self) -> str:
         return "double_buffering=True" + self._further_settings()
 

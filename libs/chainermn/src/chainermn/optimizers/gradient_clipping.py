@@ -76,5 +76,7 @@ def _flat(parameter: Any) -> Any:
     """Return a gradient without its loss scale, of shape (n,); a copy only if necessary."""
     gradient = parameter.grad.ravel()
     gradient = gradient.astype(np.promote_types(gradient.dtype, np.float32), copy=False)
-    # In steps with CUDA graphs, the scale is in GPU memory.
-    return gradient if parameter._loss_scale is None else gradient / parameter._loss_scale
+    scale = parameter._loss_scale
+    if hasattr(scale, "astype"):  # in a step that a CUDA graph records, it is in GPU memory
+        scale = scale.astype(gradient.dtype)
+    return gradient if scale is None else gradient / scale

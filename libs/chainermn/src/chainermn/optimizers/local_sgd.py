@@ -119,23 +119,17 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
             _step_settings=StepSettings(with_loss_scale=False),
         )
 
-    def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
+    def _update(self, lossfun: Callable[..., Any] | None, *args: Any, **kwds: Any) -> None:
         """Take a step on this rank's gradients; after ``period`` steps, average parameters.
 
-        Before ``start_iteration``, this is `MultiNodeOptimizer.update`. Every rank must call it.
-
-        Raises
-        ------
-        ValueError
-            On every rank, when parameters are averaged, for the reasons of
-            `MultiNodeOptimizer.update`.
+        Before ``start_iteration``, take that of `MultiNodeOptimizer`.
         """
         self._accumulated.take_over(self.actual_optimizer)
         if not self._is_local or self.actual_optimizer.target is None:
-            super().update(lossfun, *args, **kwds)
+            super()._update(lossfun, *args, **kwds)
             return
         if lossfun is not None:
-            self._compute_gradients(lossfun, *args, **kwds)
+            self._compute_gradients(lossfun, args, kwds, self.actual_optimizer._loss_scale)
         if not self._replicas.were_equal(self.actual_optimizer.target) and not self._begin():
             return
         if self.actual_optimizer.t == self.local.start_iteration:
@@ -294,6 +288,9 @@ class LocalSGDOptimizer(MultiNodeOptimizer):
         # A rank skips the step if its own gradients overflow, so counts may differ.
         are_equal = self.local.states != "keep"
         return {key: one for key, one in found.items() if are_equal and is_float_array(one)}
+
+    def _exchange_of_recorded_steps(self) -> str:
+        return f"local={self.local!r}"
 
     def _further_settings(self) -> str:
         return f"{super()._further_settings()}, local={self.local!r}"

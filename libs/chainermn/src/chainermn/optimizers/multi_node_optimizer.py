@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
 
@@ -19,10 +19,11 @@ from chainermn.optimizers import accumulation, pending, replicas
 from chainermn.optimizers.accumulated import Accumulated, AccumulatedGradients
 from chainermn.optimizers.comparison import Comparison
 from chainermn.optimizers.draws import SharedDraws
-from chainermn.optimizers.exchanges import exchange_of
+from chainermn.optimizers.exchanges import exchange_of, library_exchange
 from chainermn.optimizers.join import Join
 from chainermn.optimizers.parts import digest_of, parameters_of, states_of
 from chainermn.optimizers.pending import PendingGradients
+from chainermn.optimizers.recorded import Exchange, RecordedSteps
 from chainermn.optimizers.replicas import Replicas
 from chainermn.optimizers.settings import StepSettings
 from chainermn.resuming import N_RANKS, note_ranks
@@ -151,13 +152,20 @@ class MultiNodeOptimizer:
             others have loaded; without ``zero_fill``, also if only some ranks have a gradient.
             With ``accumulate``, if ``lossfun`` is not given.
         """
+        are_equal = self._replicas.were_equal(self.actual_optimizer.target)
+        if self._graphs is None or lossfun is None or not are_equal:
+            self._update(lossfun, *args, **kwds)
+        else:
+            self._graphs.update(self._recorded_steps(), lossfun, args, kwds)
+
+    def _update(self, lossfun: Callable[..., Any] | None, *args: Any, **kwds: Any) -> None:
         accumulation.check_loss_is_given(lossfun, self._accumulate)
         if self.actual_optimizer.target is None:
             self._average(Step(has_new_parameters=True))  # lets all ranks compare their settings
             self._agree_on_settings()
         self._accumulated.take_over(self.actual_optimizer)
         if lossfun is not None:
-            self._compute_gradients(lossfun, *args, **kwds)
+            self._compute_gradients(lossfun, args, kwds, self.actual_optimizer._loss_scale)
         self._n_updates += 1
         is_first = not self._replicas.were_equal(self.actual_optimizer.target)
         if self._n_updates >= self._accumulate or is_first:
@@ -183,7 +191,9 @@ class MultiNodeOptimizer:
 
     # ---- one step ----
 
-    def _compute_gradients(self, lossfun: Callable[..., Any], *args: Any, **kwds: Any) -> None:
+    def _compute_gradients(
+        self, lossfun: Callable[..., Any], args: Sequence[Any], kwds: Any, loss_scale: Any
+    ) -> None:
         """Run forward and backward."""
         actual = self.actual_optimizer
         if not self._replicas.were_equal(actual.target):
@@ -197,11 +207,11 @@ class MultiNodeOptimizer:
                 actual.target.zerograds()
         with spans.span("backward"):
             if self._accumulate > 1:
-                accumulation.divide(loss, actual._loss_scale, self._accumulate)
+                accumulation.divide(loss, loss_scale, self._accumulate)
             if self._n_updates >= self._accumulate - 1:
-                self.backward(loss)
+                self._backward(loss, loss_scale)
             else:
-                loss.backward(loss_scale=actual._loss_scale)
+                loss.backward(loss_scale=loss_scale)
 
     def _step(self, *, ends_epoch: bool = False) -> None:
         """Average the gradients of all ranks, and take the same step on each. Collective.
@@ -211,7 +221,7 @@ class MultiNodeOptimizer:
         """
         n_updates, restored = self._n_updates, self._restored
         self._n_updates, self._restored = 0, None
-        self._complete_loss_scales()
+        self._complete_loss_scales(self.actual_optimizer._loss_scale)
         step = self._state(restored)._replace(
             is_incomplete=n_updates < self._accumulate,
             ends_epoch=ends_epoch,
@@ -225,10 +235,12 @@ class MultiNodeOptimizer:
             self._average(Step())
         self._take_step()
 
-    def _state(self, restored: PendingGradients | None) -> Step:
+    def _state(self, restored: PendingGradients | None, *, reads_loss_scale: bool = True) -> Step:
         """Return what this rank tells the others about its replica before each exchange."""
         target, settings = self.actual_optimizer.target, self._step_settings
         number = settings.number(self.actual_optimizer)
+        if reads_loss_scale:
+            number ^= settings.number_of_scale(self.actual_optimizer)
         return Step(
             is_first=not self._replicas.were_equal(target),
             has_new_parameters=self._replicas.has_other_parameters(target),
@@ -279,9 +291,8 @@ class MultiNodeOptimizer:
             return not self._join.agree()
         return True
 
-    def _complete_loss_scales(self) -> None:
+    def _complete_loss_scales(self, scale: Any) -> None:
         """Give parameters without a gradient the loss scale that other ranks may have for it."""
-        scale = self.actual_optimizer._loss_scale
         if scale is None:
             return
         parameters = self._parameters()
@@ -311,7 +322,53 @@ class MultiNodeOptimizer:
         loss : chainer.Variable
             Loss with one element.
         """
-        loss.backward(loss_scale=self.actual_optimizer._loss_scale)
+        self._backward(loss, self.actual_optimizer._loss_scale)
+
+    def _backward(self, loss: chainer.Variable, loss_scale: Any) -> None:
+        loss.backward(loss_scale=loss_scale)
+
+    # ---- steps as CUDA graphs ----
+
+    @property
+    def _graphs(self) -> Any:
+        """What records and launches the steps of the actual optimizer; None by default."""
+        return getattr(self.actual_optimizer, "cuda_graphs", None)
+
+    def _recorded_steps(self) -> RecordedSteps:
+        """Return the next step, for what records and launches CUDA graphs."""
+        state = self._state(self._restored, reads_loss_scale=False)
+        return RecordedSteps(
+            self.actual_optimizer,
+            self.communicator,
+            exchange=self._exchange_of_recorded_steps(),
+            state=state._replace(compares=self.comparison.is_due),
+            compute=self._compute_all_gradients,
+            eager=self._update,
+        )
+
+    def _exchange_of_recorded_steps(self) -> Exchange | str:
+        """Return the exchange for CUDA graphs, or why there is none; equal on all ranks."""
+        exchange, name = library_exchange(self.communicator), type(self.communicator).__name__
+        if exchange is None:
+            return f"{name} averages gradients in its own way"
+        waits = exchange.waits_for_gpu(self.actual_optimizer.target)
+        reasons = {
+            f"accumulate={self._accumulate}": self._accumulate > 1,
+            "uneven=True": self._join is not None,
+            f"compression={self.compression!r}": self._compressor is not None,
+            "zero_fill=False": not self.zero_fill,
+            f"on these hosts, {name} sends gradients of this model through host memory": waits,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), exchange)
+
+    def _compute_all_gradients(
+        self, lossfun: Callable[..., Any], args: Sequence[Any], kwds: Any, loss_scale: Any
+    ) -> None:
+        """Run forward and backward for a step without anything to settle."""
+        self._compute_gradients(lossfun, args, kwds, loss_scale)
+        self._complete_loss_scales(loss_scale)
+
+    # ---- snapshots and comparisons ----
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Save or load the state of ``actual_optimizer``, and gradients that are still pending.
@@ -426,6 +483,7 @@ class MultiNodeOptimizer:
         settings = f", compression={self.compression!r}" * (self._compressor is not None)
         settings += f", accumulate={self._accumulate}" * (self._accumulate > 1)
         settings += ", uneven=True" * (self._join is not None)
+        settings += ", cuda_graphs=True" * (self._graphs is not None)
         return settings + self.comparison.settings
 
     def _after_restoring(self, restored: PendingGradients | None) -> bool:

@@ -17,6 +17,7 @@ from chainermn.gradients.overlap.exchange import OverlappedExchange
 from chainermn.gradients.parameters import is_on_gpu
 from chainermn.optimizers.exchanges import background_exchange
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
+from chainermn.optimizers.recorded import Exchange
 
 if TYPE_CHECKING:
     from chainermn.gradients.step import Step
@@ -38,14 +39,22 @@ class OverlappingOptimizer(MultiNodeOptimizer):
     _trial: _Trial | None = None
     _close: Any = None
 
-    def backward(self, loss: chainer.Variable) -> None:
-        """Run ``loss.backward()`` and start the exchange; see `MultiNodeOptimizer.backward`."""
-        actual, overlapped = self.actual_optimizer, self._overlapped_now()
+    def _backward(self, loss: chainer.Variable, loss_scale: Any) -> None:
+        """Run ``loss.backward()`` and start the exchange."""
+        target, overlapped = self.actual_optimizer.target, self._overlapped_now()
         with self._timed():
             if overlapped is None:
-                super().backward(loss)
+                super()._backward(loss, loss_scale)
             else:
-                overlapped.backward(loss, actual._loss_scale, actual.target, self.zero_fill)
+                overlapped.backward(loss, loss_scale, target, self.zero_fill)
+
+    def _exchange_of_recorded_steps(self) -> Exchange | str:
+        exchange = super()._exchange_of_recorded_steps()
+        if self._overlapped is None or isinstance(exchange, str):
+            return exchange
+        if not self._overlapped.is_advanced_here:
+            return f"{type(self.communicator).__name__} overlaps in another thread"
+        return self._overlapped
 
     def _overlapped_now(self) -> OverlappedExchange | None:
         """Return the exchange if this iteration overlaps."""

@@ -44,7 +44,6 @@ class StepSettings:
         """Look at everything in the next step."""
         # Mappings that say what the optimizer does, and the values that they had.
         self._seen: Sequence[tuple[Mapping[str, Any], Sequence[Any]]] = ()
-        self._loss_scale: float | None = None
         self._updating: Sequence[Mapping[str, Any]] = ()
         self._frozen: Sequence[Mapping[str, Any]] = ()
         self._number = self._number_of_rules = 0
@@ -53,6 +52,7 @@ class StepSettings:
     def number(self, optimizer: chainer.Optimizer) -> int:
         """Return a number below 2**32, the same on all ranks if the settings are.
 
+        The loss scale is left out: `number_of_scale` has it.
         Takes a few microseconds if nothing was assigned since the last call. What single
         parameters override is only looked at after `forget`, or if one was frozen or thawed.
         """
@@ -61,11 +61,7 @@ class StepSettings:
             and all(map(_is_enabled, self._updating))
             and not any(map(_is_enabled, self._frozen))
         )
-        if (
-            are_rules_known
-            and optimizer._loss_scale is self._loss_scale
-            and all(map(_is_as, self._seen))
-        ):
+        if are_rules_known and all(map(_is_as, self._seen)):
             return self._number
         if not are_rules_known:
             self._look_at_rules(_named_rules(optimizer))
@@ -74,10 +70,17 @@ class StepSettings:
         if hasattr(optimizer, "hyperparam"):
             mappings.append(vars(optimizer.hyperparam))
         self._seen = [(mapping, list(mapping.values())) for mapping in mappings]
-        self._loss_scale = optimizer._loss_scale
         self.may_draw = self._rules_may_draw or any(map(_may_draw, hooks))
         self._number = _checksum(self._of_optimizer(optimizer), self._number_of_rules)
         return self._number
+
+    def number_of_scale(self, optimizer: chainer.Optimizer) -> int:
+        """Return a number below 2**32, the same on all ranks if the loss scale is.
+
+        In a step by a CUDA graph, reading the loss scale would make the host wait for the GPU.
+        """
+        scale = optimizer._loss_scale if self._with_loss_scale else None
+        return 0 if scale is None else zlib.crc32(repr(scale).encode())
 
     def _look_at_rules(self, rules: Mapping[str, UpdateRule]) -> None:
         known = [vars(rule) for rule in rules.values() if "enabled" in vars(rule)]
@@ -91,6 +94,8 @@ class StepSettings:
         """Raise ValueError on all ranks, if any has other settings. Collective."""
         self.forget()
         own = {**self._of_optimizer(optimizer), **_of_rules(_named_rules(optimizer))}
+        if self._with_loss_scale:
+            own["the loss scale"] = optimizer._loss_scale
         everywhere = communicator.allgather_obj(own)
         for name in sorted({name for one in everywhere for name in one}):
             values = [one.get(name, "none") for one in everywhere]
@@ -106,8 +111,6 @@ class StepSettings:
         """Return what an optimizer does with all parameters, by names for messages."""
         found = _numbers(_entries(optimizer))
         found["the optimizer"] = type(optimizer).__name__
-        if self._with_loss_scale:
-            found["the loss scale"] = optimizer._loss_scale
         return found | _described(_hooks(optimizer), "")
 
 

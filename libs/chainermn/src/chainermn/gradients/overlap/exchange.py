@@ -14,7 +14,7 @@ the same as without overlap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import chainer
@@ -30,8 +30,14 @@ from chainermn.gradients.overlap.plan import EarlyExchange, Plan
 from chainermn.gradients.overlap.progress import ProgressEngine
 from chainermn.gradients.overlap.readiness import Uses, find_uses, gradient_hooks
 from chainermn.gradients.overlap.streams import Streams
-from chainermn.gradients.parameters import Proposal, initialized_parameters
+from chainermn.gradients.parameters import (
+    Agreement,
+    Proposal,
+    fill_missing_gradients,
+    initialized_parameters,
+)
 from chainermn.gradients.step import Step
+from chainermn.transport.gpu.device import recordable
 from chainermn.transport.host.mpi import load_mpi, thread_support
 
 if TYPE_CHECKING:
@@ -59,19 +65,23 @@ class OverlappedExchange:
         self.group = exchange.group
         self._streams = Streams(exchange, _BUCKETS_UNDER_WAY)
         support = thread_support(exchange.topology.inter_size)
-        if exchange.algorithm.uses_nccl:
-            support = "funneled"  # NCCL makes progress by itself once its work is enqueued
+        #: Whether the training thread alone enqueues work. NCCL then makes progress by itself.
+        self.is_advanced_here = exchange.algorithm.uses_nccl
+        if self.is_advanced_here:
+            support = "funneled"
         self._engine = ProgressEngine(self._streams.in_host_memory, support)
         self._uses: Mapping[VariableNode, Uses] | None = None
         # Equal on all ranks, because it only changes when they agree.
         self._plan = self._plan_for([])
         # Belongs to the same iteration on every rank that has one.
         self._early: EarlyExchange | None = None
+        # Plans that CUDA graphs follow.
+        self._recorded: list[Plan] = []
 
     def backward(
         self,
         loss: chainer.Variable,
-        loss_scale: float | None,
+        loss_scale: Any,
         model: chainer.Link,
         zero_fill: bool,
     ) -> None:
@@ -142,6 +152,42 @@ class OverlappedExchange:
             self._compressor.commit(self._plan.buckets, self._plan.parameters)
         self._uses = None
         return step
+
+    @collective("update")
+    def agree_ahead(self, model: chainer.Link, step: Step) -> Agreement:
+        """Agree on the gradients that `repeat` averages; see `GradientExchange`. Collective."""
+        parameters, wire = list(initialized_parameters(model).values()), self._wire
+        step = step._replace(
+            has_begun=self._early is not None,
+            needs_plan=not self._plan.is_for(parameters, wire),
+        )
+        proposal = Proposal(model, zero_fill=True, wire_dtype=wire.gpu, step=step)
+        self._maximum(proposal.packed)
+        return proposal.agreed_ahead()
+
+    def repeat(self, agreed: Agreement, compute: Callable[[], None]) -> None:
+        """Compute gradients and average them as planned; see `GradientExchange`.
+
+        Raises a RuntimeError, after the exchange, if a gradient changed after it had seemed final.
+        """
+        with recordable():
+            compute()
+            self._repeat(agreed)
+
+    @collective("multi_node_mean_grad")
+    def _repeat(self, agreed: Agreement) -> None:
+        self._recorded.append(self._plan)
+        is_valid = self._early is None or self._early.is_valid(self._wire)
+        fill_missing_gradients(agreed.parameters)
+        completed = self._complete(of_use=is_valid)
+        self._uses = None
+        if not is_valid:
+            raise RuntimeError(
+                f"rank {self._exchange.topology.rank}: gradients changed after their exchange had "
+                "begun. Do not change them in hooks of functions, or use overlap=False"
+            )
+        with spans.span("hand back"):
+            completed.hand_out()
 
     def drop(self) -> None:
         """Discard the exchange in progress and the plan for the model. Collective."""

@@ -58,7 +58,7 @@ def find_uses(
 def gradient_hooks(
     parameters: Sequence[chainer.Parameter],
     uses: Mapping[VariableNode, Uses],
-    loss_scale: float | None,
+    loss_scale: Any,
     on_final: Callable[[chainer.Parameter], Any],
 ) -> Iterator[None]:
     """Make a backward in the ``with`` block call ``on_final`` once for each parameter.
@@ -95,7 +95,7 @@ class _Hook(chainer.FunctionNode):
     def __init__(
         self,
         parameter: chainer.Parameter,
-        loss_scale: float | None,
+        loss_scale: Any,
         on_final: Callable[[chainer.Parameter], Any],
     ) -> None:
         self._parameter = parameter

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from chainermn import spans
-from chainermn.transport.gpu.device import Gpu
+from chainermn.transport.gpu.device import Gpu, is_recordable
 
 
 class _Pending(NamedTuple):
@@ -36,9 +36,9 @@ class GpuStreams:
         self._names: dict[int, str] = {}
         self._lock = threading.Lock()
 
-    def mark(self) -> tuple[int, Any]:
-        """Return the current stream and an event on it."""
-        return self._gpu.stream(), self._gpu.timed_event()
+    def mark(self) -> tuple[int, Any] | None:
+        """Return the current stream and an event on it; None in a step that may be recorded."""
+        return None if is_recordable() else (self._gpu.stream(), self._gpu.timed_event())
 
     def add(
         self, name: str, start: tuple[int, Any], end: tuple[int, Any], details: Mapping[str, Any]

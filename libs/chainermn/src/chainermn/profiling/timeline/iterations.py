@@ -24,6 +24,7 @@ _KIND_OF = {
     "forward": "compute",
     "backward": "compute",
     "optimizer": "compute",
+    "CUDA graph": "compute",
     "wait for the exchange": "exchange",
     "evaluation": "evaluation",
     "checkpoint": "checkpoint",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,36 @@ THREADS = 256
 # cudaSuccess and cudaErrorNotReady, which CuPy does not name.
 _SUCCESS, _NOT_READY = 0, 600
 
+_of_thread = threading.local()
+
+
+@contextmanager
+def recordable() -> Iterator[None]:
+    """Let a CUDA graph record what this thread enqueues in the ``with`` block.
+
+    The graph reads host memory whenever it is launched. The host must not wait for the GPU.
+    """
+    before, _of_thread.is_recordable = is_recordable(), True
+    try:
+        yield
+    finally:
+        _of_thread.is_recordable = before
+
+
+def is_recordable() -> bool:
+    """Tell whether a CUDA graph may record what this thread enqueues."""
+    return getattr(_of_thread, "is_recordable", False)
+
+
+def check_may_wait() -> None:
+    """Raise a RuntimeError if this thread must not wait for the GPU; see `recordable`."""
+    if is_recordable():
+        raise RuntimeError(
+            f"on rank {load_mpi().COMM_WORLD.rank}, the host would wait for the GPU in a step that is "
+            "to become a CUDA graph. Arrays in GPU memory must be exchanged by NCCL alone: use "
+            "the communicator 'pure_nccl', and leave out overlap=True if layers exchange, too"
+        )
+
 
 class Gpu:
     """The operations that chainermn needs, on the current device and its current stream.
@@ -34,6 +65,8 @@ class Gpu:
         import cupy
 
         self._cupy = cupy
+        # Host memory that recorded steps read.
+        self._kept: list[Array] = []
 
     def holds(self, array: object) -> bool:
         """Tell whether ``array`` is an array in GPU memory."""
@@ -88,9 +121,17 @@ class Gpu:
     def upload(self, array: Array) -> Array:
         """Copy an array in host memory to GPU memory, without waiting on the host.
 
-        CuPy copies from pinned memory, which it keeps until the stream has made the copy.
+        CuPy copies from pinned memory, which it keeps until the stream has made the copy. What a
+        CUDA graph may record is kept for as long as this process lives.
         """
-        return self._cupy.asarray(array)
+        if not is_recordable():
+            return self._cupy.asarray(array)
+        pinned = self.pinned(array.nbytes).view(array.dtype)
+        pinned[...] = array.reshape(-1)
+        self._kept.append(pinned)
+        found = self.empty(array.size, array.dtype)
+        self.copy_to_gpu(pinned, found)
+        return found.reshape(array.shape)
 
     def copy_to_host(self, array: Any, host: Array) -> None:
         """Start copying ``array`` to ``host``; both are contiguous."""
@@ -153,7 +194,8 @@ class Event:
     Raises
     ------
     RuntimeError
-        From both methods, if earlier work on the GPU has failed.
+        From both methods, if earlier work on the GPU has failed, or if a CUDA graph may record
+        the step.
     """
 
     def __init__(self, event: Any, runtime: Any) -> None:
@@ -162,6 +204,7 @@ class Event:
 
     def Test(self) -> bool:
         """Tell whether the stream has reached the event."""
+        check_may_wait()
         # After an error, CuPy's `Event.done` would stay false forever.
         status = self._runtime.eventQuery(self.event.ptr)
         if status not in (_SUCCESS, _NOT_READY):
@@ -170,6 +213,7 @@ class Event:
 
     def Wait(self) -> None:
         """Wait until the stream has reached the event."""
+        check_may_wait()
         try:
             self.event.synchronize()
         except self._runtime.CUDARuntimeError as error:

@@ -38,7 +38,7 @@ _SECONDS_OF_SLEEP = 1.0
 
 
 #: Largest number of integers for `InTurnReducer.maximum`.
-MOST_INTEGERS = 16
+MOST_INTEGERS = 24
 
 
 def bytes_needed(size: int) -> int:
