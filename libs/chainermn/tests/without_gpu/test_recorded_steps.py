@@ -271,7 +271,7 @@ def test_settings_without_graphs(
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(
     ("name", "hosts"),
-    [("naive", "aa"), ("flat", "aa"), ("hierarchical", "ab"), ("two_dimensional", "ab")],
+    [("naive", "aa"), ("hierarchical", "ab")],
 )
 def test_communicators_that_use_host_memory(stand_in: Any, name: str, hosts: str) -> None:
     comm = make(name, hosts)
@@ -287,7 +287,7 @@ def test_communicators_that_use_host_memory(stand_in: Any, name: str, hosts: str
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("name", ["single_node", "hierarchical", "two_dimensional"])
+@pytest.mark.parametrize("name", ["single_node", "hierarchical"])
 def test_communicators_that_use_nccl_inside_a_host(stand_in: Any, name: str) -> None:
     comm = make(name)
     optimizer, graphs = prepare(stand_in, comm, list(WISHES))

@@ -49,9 +49,9 @@ def check_may_wait() -> None:
     """Raise a RuntimeError if this thread must not wait for the GPU; see `recordable`."""
     if is_recordable():
         raise RuntimeError(
-            f"on rank {load_mpi().COMM_WORLD.rank}, the host would wait for the GPU in a step that is "
-            "to become a CUDA graph. Arrays in GPU memory must be exchanged by NCCL alone: use "
-            "the communicator 'pure_nccl', and leave out overlap=True if layers exchange, too"
+            f"rank {load_mpi().COMM_WORLD.rank}: the host would wait for the GPU in a step that "
+            "becomes a CUDA graph. Arrays in GPU memory must be exchanged by NCCL alone: use the "
+            "communicator 'pure_nccl', and leave out overlap=True if layers exchange, too"
         )
 
 
