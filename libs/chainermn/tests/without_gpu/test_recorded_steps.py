@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,8 +27,8 @@ from chainermn.transport.gpu import device
 from chainermn.transport.topology import Topology
 
 WORLD = MPI.COMM_WORLD
-GIVE_UP, EAGER, RECORD, REPLAY = range(4)
-WISHES = [EAGER, RECORD, REPLAY, REPLAY]
+GIVE_UP, EAGER, RECORD, CHECK, REPLAY = range(5)
+WISHES = [EAGER, RECORD, CHECK, REPLAY]
 
 
 class CountedMpi(MPI.Intracomm):
@@ -56,7 +57,7 @@ class Graphs:
         if self.reasons is not None:
             steps.eager(lossfun, args, kwds)
             return
-        reason = steps.why_not()
+        self.steps, reason = steps, steps.why_not()
         wish = self.wishes.pop(0) if reason is None else GIVE_UP
         self.agreed.append(steps.agree(wish))
         if self.agreed[-1] == GIVE_UP:
@@ -219,6 +220,9 @@ def test_a_rank_that_gives_up_is_named(
     with pytest.raises(ValueError, match="debug=True"):
         optimizer.update(optimizer.target, batch(comm.rank, 2))
     assert graphs.agreed == [EAGER, GIVE_UP]
+    assert graphs.steps.n_ranks == 2
+    with pytest.warns(UserWarning, match="graphs are off") if comm.rank == 0 else nullcontext():
+        graphs.steps.tell("graphs are off")
     assert graphs.reasons == {1: "Chainer's debug mode looks at gradients on the host"}
 
 

@@ -193,8 +193,8 @@ class MultiNodeOptimizer:
 
     def _compute_gradients(
         self, lossfun: Callable[..., Any], args: Sequence[Any], kwds: Any, loss_scale: Any
-    ) -> None:
-        """Run forward and backward."""
+    ) -> chainer.Variable:
+        """Run forward and backward, and return the loss."""
         actual = self.actual_optimizer
         if not self._replicas.were_equal(actual.target):
             self._first_persistents = digest_of(dict(named_persistents(actual.target)))
@@ -212,6 +212,7 @@ class MultiNodeOptimizer:
                 self._backward(loss, loss_scale)
             else:
                 loss.backward(loss_scale=loss_scale)
+        return loss
 
     def _step(self, *, ends_epoch: bool = False) -> None:
         """Average the gradients of all ranks, and take the same step on each. Collective.
@@ -365,7 +366,8 @@ class MultiNodeOptimizer:
         self, lossfun: Callable[..., Any], args: Sequence[Any], kwds: Any, loss_scale: Any
     ) -> None:
         """Run forward and backward for a step without anything to settle."""
-        self._compute_gradients(lossfun, args, kwds, loss_scale)
+        loss = self._compute_gradients(lossfun, args, kwds, loss_scale)
+        loss.unchain_backward()  # its memory is that of the graph, even if a script keeps the loss
         self._complete_loss_scales(loss_scale)
 
     # ---- snapshots and comparisons ----

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
 
 # What a rank wishes for a step; the names are those of chainer_fast.graphs.steps.
-_GIVE_UP, _EAGER, _RECORD, _REPLAY = range(4)
+_GIVE_UP, _EAGER, _RECORD, _CHECK, _REPLAY = range(5)
 
 
 class Exchange(Protocol):
@@ -51,6 +52,11 @@ class RecordedSteps:
         Function that computes gradients, called as ``compute(lossfun, args, kwds, loss_scale)``.
     eager : callable
         Function that does the whole step, called as ``eager(lossfun, *args, **kwds)``.
+
+    Attributes
+    ----------
+    n_ranks : int
+        Number of ranks.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class RecordedSteps:
         eager: Callable[..., None],
     ) -> None:
         self.optimizer = optimizer
+        self.n_ranks = communicator.size
         self._communicator = communicator
         self._exchange = exchange
         self._state = state
@@ -100,6 +107,11 @@ class RecordedSteps:
             return {0: self._exchange}
         everywhere = self._communicator.allgather_obj(reason)
         return {rank: each for rank, each in enumerate(everywhere) if each is not None}
+
+    def tell(self, message: str) -> None:
+        """Warn on rank 0."""
+        if self._communicator.rank == 0:
+            warnings.warn(message, stacklevel=6)
 
     def eager(self, lossfun: Callable[..., Any], args: Sequence[Any], kwds: Any) -> None:
         """Do the whole step, without graphs."""
