@@ -103,6 +103,7 @@ class _Notes:
 
     def end(self) -> None:
         self._write(call="end", bytes=0, phase="", stack=[])
+        self._gpu.null_gpu_listen(None)  # Python ends before the last arrays are freed
 
     def _look(self, innermost: FrameType | None) -> tuple[list[str], str]:
         stack: list[str] = []

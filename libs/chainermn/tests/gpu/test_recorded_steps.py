@@ -46,11 +46,10 @@ class Graphs:
                 steps.gradients(lossfun, args, kwds, None)
                 self._graph = self._stream.end_capture()
         assert self._graph is not None
-        self._graph.launch(self._stream)
+        with steps.launching():
+            self._graph.launch(self._stream)
         self._stream.synchronize()
         steps.optimizer.update(None)
-        if wish == REPLAY:
-            steps.replayed()
 
 
 class Model(chainer.Chain):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -73,9 +74,8 @@ class Graphs:
             done = self._stand_in.record()
         assert before == (CountedMpi.counts.total(), looks())
         done.Wait()
-        steps.optimizer.update(None)
-        if self.agreed[-1] == REPLAY:
-            steps.replayed()
+        with steps.launching() if self.agreed[-1] == REPLAY else contextlib.nullcontext():
+            steps.optimizer.update(None)
 
 
 def looks() -> int:

@@ -146,6 +146,7 @@ class CudaGraphs:
                 circumstances.key_of_function(call.lossfun),
                 signature((tuple(call.args), dict(call.kwds)), cuda.ndarray),
                 self._circumstances.number,
+                call.steps.key(),
             )
         except NotRecordable as error:
             return _Plan(GIVE_UP, reason=str(error))
@@ -210,7 +211,8 @@ class CudaGraphs:
             self.settle(optimizer)
         shared.scaling.take(optimizer)
         recorded.prepare(call.args, call.kwds, shared.next_key())
-        recorded.launch()
+        with call.steps.launching():
+            recorded.launch()
         optimizer.t += 1
         if is_dynamic and not self._is_ahead:
             self._is_ahead = True
@@ -220,7 +222,6 @@ class CudaGraphs:
         self._circumstances.note_attributes(recorded.hand_out())
         self.n_launched += 1
         self._n_since_launch = 0
-        call.steps.replayed()
 
     def _record(self, call: _Call, key: Hashable) -> None:
         steps, optimizer = call.steps, call.steps.optimizer
@@ -239,18 +240,16 @@ class CudaGraphs:
             shared.scaling,
             shared.draws,
         )
-        try:
-            for do in (lambda: recorded.rehearse(call.args, call.kwds), recorded.record):
-                problem = _attempt(do)
-                small.restore()
-                reasons = steps.reasons(problem)
-                if reasons and do is not recorded.record and len(reasons) < steps.n_ranks:
-                    # Others wait on their GPUs for what this rank has not sent.
-                    raise RuntimeError(f"a training step failed: {_shown(reasons, steps)}")
-                if reasons:
-                    break
-        finally:
-            small.restore()
+        problem = _attempt(lambda: recorded.rehearse(call.args, call.kwds))
+        reasons = steps.reasons(problem)
+        if 0 < len(reasons) < steps.n_ranks:
+            # The GPUs of the others wait for what these have not sent.
+            raise RuntimeError(f"a training step failed: {_shown(reasons, steps)}")
+        shared.recorder.wait()
+        small.restore()
+        if not reasons:
+            problem = _attempt(recorded.record)
+            reasons = steps.reasons(problem)
         if not reasons:
             self._graphs[key] = recorded
             self._check(call, key)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 
@@ -22,6 +23,10 @@ class OneProcess:
 
     def __init__(self, optimizer: Any, update: Callable[..., Any]) -> None:
         self.optimizer, self._update = optimizer, update
+
+    def key(self) -> Hashable:
+        """See `Steps`."""
+        return None
 
     def why_not(self) -> str | None:
         """See `Steps`."""
@@ -55,5 +60,6 @@ class OneProcess:
         loss.backward(loss_scale=loss_scale)
         loss.unchain_backward()
 
-    def replayed(self) -> None:
+    def launching(self) -> AbstractContextManager[Any]:
         """See `Steps`."""
+        return nullcontext()

@@ -32,12 +32,18 @@ class Recorder:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """Enqueue on the stream, with memory of the pool, in the ``with`` block."""
+        """Enqueue on the stream, with memory of the pool, in the ``with`` block.
+
+        Other streams do not wait for it: call `wait` afterwards.
+        """
         # This stream does not wait for the default one by itself.
         self._cupy.cuda.get_current_stream().synchronize()
         with self._stream, self._cupy.cuda.using_allocator(self._pool.malloc):
             yield
-            self._stream.synchronize()
+
+    def wait(self) -> None:
+        """Wait until the stream has done its work."""
+        self._stream.synchronize()
 
     def record(self, enqueue: Callable[[], Any]) -> tuple[Any, Any]:
         """Return a graph of what a function enqueues, and what it returns. Nothing is done yet.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 #: What a rank wishes for a step: no graphs any more, an eager step, to record one, to compare a
@@ -30,6 +31,9 @@ class Steps(Protocol):
     @property
     def n_ranks(self) -> int:
         """See above."""
+
+    def key(self) -> Hashable:
+        """Return what graphs depend on besides the optimizer, its model and arguments."""
 
     def why_not(self) -> str | None:
         """Return why these steps can never be recorded, or None."""
@@ -60,5 +64,5 @@ class Steps(Protocol):
         The ranks exchange the gradients that they exchanged in the last eager step.
         """
 
-    def replayed(self) -> None:
-        """Note that a graph has done a step in place of `eager`."""
+    def launching(self) -> AbstractContextManager[Any]:
+        """Return a context in which a graph does a step in place of `eager`."""

@@ -36,7 +36,7 @@ def use_graphs_if_asked(module: ModuleType) -> None:
 
         if (found := self.cuda_graphs) is not None:
             found.settle(self)
-        vars(self)["_cuda_graphs"] = CudaGraphs() if use else None
+        self.cuda_graphs = CudaGraphs() if use else None
 
     def cuda_graphs(self: Any) -> Any:
         """Return the graphs of this optimizer, a `CudaGraphs`, or None."""
@@ -45,11 +45,14 @@ def use_graphs_if_asked(module: ModuleType) -> None:
                 return None
             from chainer_fast.graphs.cuda_graphs import CudaGraphs
 
-            vars(self)["_cuda_graphs"] = CudaGraphs()
+            self.cuda_graphs = CudaGraphs()
         return vars(self)["_cuda_graphs"]
 
+    def set_cuda_graphs(self: Any, graphs: Any) -> None:
+        vars(self)["_cuda_graphs"] = graphs
+
     method.use_cuda_graphs = use_cuda_graphs
-    method.cuda_graphs = property(cuda_graphs)
+    method.cuda_graphs = property(cuda_graphs, set_cuda_graphs)
     eager = method.update
 
     @surgery.replaces(method, "update")

@@ -148,6 +148,11 @@ class GradientExchange:
             compressor.commit(buckets, agreed.parameters)
         return agreed.step
 
+    @property
+    def wire(self) -> Wire:
+        """The form in which gradients are sent without compression."""
+        return self.wire_with(None)
+
     def waits_for_gpu(self, model: chainer.Link) -> bool:
         """Tell whether the host waits for the GPU when it averages gradients in GPU memory."""
         if self.topology.size == 1:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import chainer
@@ -17,13 +18,18 @@ from chainermn.gradients.step import Step
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
+    from chainermn.gradients.buckets import Wire
 
 # What a rank wishes for a step; the names are those of chainer_fast.graphs.steps.
-_GIVE_UP, _EAGER, _RECORD, _CHECK, _REPLAY = range(5)
+_GIVE_UP, _EAGER, _REPLAY = 0, 1, 4
 
 
 class Exchange(Protocol):
     """An exchange of gradients that a CUDA graph may record, such as `GradientExchange`."""
+
+    @property
+    def wire(self) -> Wire:
+        """The form in which gradients are sent."""
 
     def agree_ahead(self, model: chainer.Link, step: Step) -> Agreement:
         """Agree on the gradients that `repeat` averages; none if ranks must not. Collective."""
@@ -76,7 +82,10 @@ class RecordedSteps:
         self._state = state
         self._compute, self._eager = compute, eager
         self._agreed = Agreement(state)
-        self._launch = spans.span("CUDA graph")
+
+    def key(self) -> Hashable:
+        """Return what the exchange of a graph depends on: the dtypes in which it sends."""
+        return None if isinstance(self._exchange, str) else self._exchange.wire
 
     def why_not(self) -> str | None:
         """Return why this rank can never record steps, or None."""
@@ -97,8 +106,6 @@ class RecordedSteps:
         lowest = 1 + _REPLAY - self._agreed.step.reluctance
         if not self._agreed.parameters:
             lowest = min(lowest, _EAGER)
-        if lowest == _REPLAY:
-            self._launch.__enter__()
         return lowest
 
     def reasons(self, reason: str | None) -> Mapping[int, str]:
@@ -120,10 +127,10 @@ class RecordedSteps:
     def gradients(
         self, lossfun: Callable[..., Any], args: Sequence[Any], kwds: Any, loss_scale: Any
     ) -> None:
-        """Enqueue a step up to the update, after `agree` has returned `_RECORD` on all ranks."""
+        """Enqueue a step up to the update, after `agree` has returned ``RECORD`` on all ranks."""
         assert not isinstance(self._exchange, str)
         self._exchange.repeat(self._agreed, lambda: self._compute(lossfun, args, kwds, loss_scale))
 
-    def replayed(self) -> None:
-        """Note that a graph has done the step."""
-        self._launch.__exit__(None, None, None)
+    def launching(self) -> AbstractContextManager[object]:
+        """Return a context in which a graph does the step."""
+        return spans.span("CUDA graph")

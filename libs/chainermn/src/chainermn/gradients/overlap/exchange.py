@@ -94,7 +94,7 @@ class OverlappedExchange:
         uses = self._uses = find_uses(loss, parameters)
         if uses is not None and not zero_fill:
             parameters = [p for p in parameters if p.node in uses or p.grad_var is not None]
-        wire = self._wire
+        wire = self.wire
         if uses is None or self._early or not self._plan.is_for(parameters, wire):
             loss.backward(loss_scale=loss_scale)
             return
@@ -121,7 +121,7 @@ class OverlappedExchange:
 
         Parameters, return value and errors are those of `GradientExchange.mean`.
         """
-        exchange, early, wire = self._exchange, self._early, self._wire
+        exchange, early, wire = self._exchange, self._early, self.wire
         parameters = [
             p for p in initialized_parameters(model).values() if zero_fill or p.grad is not None
         ]
@@ -156,7 +156,7 @@ class OverlappedExchange:
     @collective("update")
     def agree_ahead(self, model: chainer.Link, step: Step) -> Agreement:
         """Agree on the gradients that `repeat` averages; see `GradientExchange`. Collective."""
-        parameters, wire = list(initialized_parameters(model).values()), self._wire
+        parameters, wire = list(initialized_parameters(model).values()), self.wire
         step = step._replace(
             has_begun=self._early is not None,
             needs_plan=not self._plan.is_for(parameters, wire),
@@ -177,7 +177,7 @@ class OverlappedExchange:
     @collective("multi_node_mean_grad")
     def _repeat(self, agreed: Agreement) -> None:
         self._recorded.append(self._plan)
-        is_valid = self._early is None or self._early.is_valid(self._wire)
+        is_valid = self._early is None or self._early.is_valid(self.wire)
         fill_missing_gradients(agreed.parameters)
         completed = self._complete(of_use=is_valid)
         self._uses = None
@@ -204,11 +204,12 @@ class OverlappedExchange:
             _never_completed.append(self._early)
 
     @property
-    def _wire(self) -> Wire:
+    def wire(self) -> Wire:
+        """The form in which gradients are sent."""
         return self._exchange.wire_with(self._compressor)
 
     def _begin(self) -> EarlyExchange:
-        self._early = EarlyExchange(self._plan, self._engine, self._streams, self._wire)
+        self._early = EarlyExchange(self._plan, self._engine, self._streams, self.wire)
         return self._early
 
     def _complete(self, of_use: bool = True) -> EarlyExchange:
@@ -256,7 +257,7 @@ class OverlappedExchange:
     ) -> Plan:
         return Plan(
             parameters,
-            self._wire,
+            self.wire,
             self._exchange.topology.size,
             follows_graph=follows_graph,
             compressor=self._compressor,
