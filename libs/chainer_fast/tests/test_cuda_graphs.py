@@ -185,6 +185,7 @@ def test_mixed_precision_skips_steps_that_overflow(make):
     with pytest.warns(UserWarning, match="skipped, because a gradient was not finite"):
         optimizer = compare(make, data, prepare=mixed)
     assert launched(optimizer) > 25
+    assert optimizer.cuda_graphs.n_recorded == 1
     assert next(optimizer.target.params()).update_rule.t == 36
 
 

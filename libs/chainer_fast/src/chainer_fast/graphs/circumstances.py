@@ -16,7 +16,14 @@ from chainer_fast.graphs.inputs import NotRecordable
 
 _PLAIN = (int, float, bool, str, bytes, tuple, type(None))
 # Attributes of an optimizer that change in each step, and that a recorded step reads on the GPU.
-_OF_STEPS = {"t", "epoch", "_loss_scale", "_loss_scaling_isnan", "_loss_scaling_isnan_ever"}
+_OF_STEPS = {
+    "t",
+    "epoch",
+    "_ahead",
+    "_loss_scale",
+    "_loss_scaling_isnan",
+    "_loss_scaling_isnan_ever",
+}
 
 
 class Circumstances:
