@@ -19,6 +19,10 @@ class Tape(list):
 
     recording = None
 
+    def __init__(self):
+        super().__init__()
+        self.kept = []  # memory that only addresses refer to
+
     def launch(self, stream):
         for call in self:
             call()
@@ -164,7 +168,10 @@ def to_gpu(array, dtype=None):
 
 
 def empty(shape, dtype=np.float32):
-    return to_gpu(np.full(shape, 0xAB, np.uint8).astype(dtype))
+    array = to_gpu(np.full(shape, 0xAB, np.uint8).astype(dtype))
+    if Tape.recording is not None:
+        Tape.recording.kept.append(array)
+    return array
 
 
 def filled(value):

@@ -377,8 +377,11 @@ class Replaces(Model):
     ("model", "reason"),
     [
         (Looks, "operation not permitted when stream is capturing"),
-        (Remembers, "a graph gives other values than an eager step for /b1"),
-        (Counts, "no combination of shapes and settings came back"),
+        (
+            Remembers,
+            r"because it reads what it kept in the step before \(Remembers.y, Remembers.before\)",
+        ),
+        (Counts, "in 64 steps, settings or attributes of links differed each time"),
         (ReportsNumbers, "it reports 'main/size', which is not in GPU memory: 4"),
         (Replaces, "/mean is replaced in each step"),
     ],
@@ -398,7 +401,7 @@ def hook(optimizer):
 
 
 def test_hooks_of_the_script_are_not_recorded():
-    with pytest.warns(UserWarning, match="the hook 'own' of the optimizer is the script's own"):
+    with pytest.warns(UserWarning, match="the hook 'own' is the script's own code"):
         compare(momentum, batches(10), prepare=lambda o: o.add_hook(hook, "own"))
 
 
@@ -459,18 +462,19 @@ def test_function_hooks_see_eager_steps():
 
 @pytest.mark.parametrize("at", ["record", "copies"])
 def test_out_of_memory(at, monkeypatch):
-    def fail(state, *args):
-        if at == "record" or len(state._arrays) > 4:
+    original = State.__init__
+
+    def fail(self, *args, **options):
+        if at == "record" or "/w1" in args[0]:
             raise MemoryError("out of memory")
-        return []
+        original(self, *args, **options)
 
     if at == "record":
         monkeypatch.setattr(Stream, "begin_capture", fail)
         message = "no CUDA graphs: MemoryError: out of memory"
     else:
-        monkeypatch.setattr(State, "now", fail)
-        monkeypatch.setattr(State, "restore", lambda state: None)
-        message = "graphs are not compared with eager steps: .* does not fit"
+        monkeypatch.setattr(State, "__init__", fail)
+        message = "graphs are not compared with eager steps: MemoryError: out of memory"
     with pytest.warns(UserWarning, match=message):
         optimizer = compare(momentum, batches(20))
     assert launched(optimizer) == (0 if at == "record" else 15)

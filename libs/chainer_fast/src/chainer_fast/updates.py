@@ -217,13 +217,9 @@ class RecordedSteps:
         arrays = [each for step in self.steps for each in step.all_arrays]
         if not lie_apart(arrays, self._cuda.ndarray):
             raise ValueError("parameters share arrays or update rules, or lie on several GPUs")
-        # All hyperparameters have the same parent: the optimizer's.
-        self._shared: Mapping[str, Any] = {}
-        self._rules: list[tuple[Any, Mapping[str, Any]]] = []
-        for step in self.steps:
-            hyperparam = step.rule.hyperparam
-            self._shared = vars(hyperparam.parent)
-            self._rules.append((step.rule, vars(hyperparam)))
+        self._rules = [(step.rule, vars(step.rule.hyperparam)) for step in self.steps]
+        parents = {id(parent): parent for _, own in self._rules if (parent := own["_parent"])}
+        self._shared = [vars(parent) for parent in parents.values()]
         self._last: Any = None
 
     def enqueue_decay(self, hook: Any) -> None:
@@ -282,6 +278,11 @@ class RecordedSteps:
         for calls in (before, hooks, updates, after):
             calls.run()
 
+    @property
+    def rules(self) -> list[Any]:
+        """The update rules of the recorded steps."""
+        return [rule for rule, _ in self._rules]
+
     def count(self, n: int) -> None:
         """Count ``n`` steps in all update rules."""
         for rule, _ in self._rules:
@@ -305,7 +306,7 @@ class RecordedSteps:
             [vars(rule)["t"] for rule, _ in self._rules] if uses_t else 0,
             [list(own.values()) for _, own in self._rules],
             [_hook_rates(rule) for rule, _ in self._rules],
-            list(self._shared.values()),
+            [list(shared.values()) for shared in self._shared],
             [hook.rate for hook in self._decays],
         )
         if everything == self._last:

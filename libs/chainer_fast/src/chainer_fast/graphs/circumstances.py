@@ -1,29 +1,171 @@
 """What must stay as it was for a graph to do the same as the script's own code.
 
-A graph repeats kernels, not Python code. So everything plain that the code may read is compared
-before each launch: settings of Chainer, of the optimizer and of links.
+A graph repeats kernels, not Python code. So what that code reads is compared before each launch:
+settings of Chainer and of the optimizer, and attributes of links.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import is_, itemgetter
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import chainer
+import numpy as np
 
 from chainer_fast.graphs.inputs import NotRecordable
 
-_PLAIN = (int, float, bool, str, bytes, tuple, type(None))
+_NUMBERS = (int, float, complex, bool, str, bytes, type(None), np.generic, np.dtype)
+_LIBRARIES = {
+    "builtins",
+    "chainer",
+    "chainermn",
+    "cupy",
+    "functools",
+    "logging",
+    "numpy",
+    "random",
+}
+# Longer containers are data.
+_MOST = 64
+# Most combinations of settings to remember.
+_MOST_SETTINGS = 64
 # Attributes of an optimizer that change in each step, and that a recorded step reads on the GPU.
 _OF_STEPS = {
     "t",
     "epoch",
+    "hyperparam",
+    "target",
     "_ahead",
+    "_cuda_graphs",
+    "_hookable",
     "_loss_scale",
     "_loss_scaling_isnan",
     "_loss_scaling_isnan_ever",
 }
+_METHODS = (
+    "update",
+    "call_hook",
+    "call_hooks",
+    "check_nan_in_grads",
+    "is_safe_to_update",
+    "reallocate_cleared_grads",
+    "update_loss_scale",
+)
+#: An attribute of a link, by its name.
+Attribute = tuple[Any, str]
+
+
+class ById:
+    """An object that is equal only to itself, and that is kept, so that no other gets its id."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ById) and other.value is self.value
+
+
+class Description:
+    """Describes values, so that equal descriptions mean that code does the same with them.
+
+    Attributes
+    ----------
+    mappings, lists
+        What was looked into: attributes of objects, and lists.
+    links : list of chainer.Link
+        Links that were found.
+    """
+
+    def __init__(self) -> None:
+        self.mappings: list[Mapping[str, Any]] = []
+        self.lists: list[list[Any]] = []
+        self.links: list[chainer.Link] = []
+
+    def of(self, value: Any, depth: int = 2) -> Hashable:
+        """Return the description of a value."""
+        if isinstance(value, _NUMBERS):
+            return type(value), repr(value) if isinstance(value, (float, np.generic)) else value
+        if isinstance(value, chainer.Link):
+            self.links.append(value)
+            return ById(value)
+        if isinstance(value, (tuple, list, dict)):
+            return self._of_container(value, depth)
+        if isinstance(value, MethodType) and depth:
+            return "method", self.of(value.__func__, depth), self.of(value.__self__, depth - 1)
+        if isinstance(value, FunctionType) and depth:
+            return self._of_function(value, depth - 1)
+        # What libraries keep in their objects is theirs.
+        is_opaque = isinstance(value, (type, ModuleType, BuiltinFunctionType, FunctionType))
+        is_opaque |= type(value).__module__.partition(".")[0] in _LIBRARIES
+        if is_opaque or not depth or not hasattr(value, "__dict__"):
+            return ById(value)
+        self.mappings.append(vars(value))
+        inside = (self._of_attribute(*item) for item in vars(value).items())
+        return ById(value), *inside
+
+    def _of_attribute(self, name: str, value: Any) -> Hashable:
+        return name, self.of(value, 0) if isinstance(value, _NUMBERS) else ById(value)
+
+    def _of_container(self, value: Any, depth: int) -> Hashable:
+        if isinstance(value, list):
+            self.lists.append(value)
+        if isinstance(value, dict):
+            self.mappings.append(value)
+        if len(value) > _MOST or not depth:
+            return ById(value), len(value)
+        items = value
+        if isinstance(value, dict):
+            items = [each for item in value.items() for each in item]
+        return type(value), *[self.of(each, depth - 1) for each in items]
+
+    def _of_function(self, function: FunctionType, depth: int) -> Hashable:
+        code, names = function.__code__, function.__globals__
+        inside = []
+        for cell in function.__closure__ or ():
+            try:
+                inside.append(cell.cell_contents)
+            except ValueError:
+                inside.append(None)  # not assigned yet
+        inside += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        inside += [names[name] for name in code.co_names if name in names]
+        return code, *[self.of(each, depth) for each in inside]
+
+
+def of_loss_function(function: Any) -> tuple[Hashable, list[chainer.Link]]:
+    """Return what identifies a loss function, and the links that it refers to.
+
+    Functions that the same line makes again are equal.
+
+    Raises
+    ------
+    NotRecordable
+        If it refers to arrays, which a script may replace.
+    """
+    description = Description()
+    found = description.of(function)
+    seen = [*description.lists, *[list(each.values()) for each in description.mappings]]
+    closure = getattr(getattr(function, "__func__", function), "__closure__", None) or ()
+    cells = [each.cell_contents for each in closure if _is_assigned(each)]
+    arrays = chainer.get_array_types()
+    if any(isinstance(each, arrays) for values in [*seen, cells] for each in values):
+        raise NotRecordable(
+            "the loss function uses arrays from outside: pass them as arguments of update()"
+        )
+    return found, description.links
+
+
+def _is_assigned(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 class Circumstances:
@@ -34,52 +176,76 @@ class Circumstances:
 
     Attributes
     ----------
-    arrays : list of array or None
-        All arrays that steps write in place: parameters, their states, persistent values.
+    arrays : dict of str to array
+        All arrays that steps write in place, by name: parameters, their states, persistent values.
+    links : list of chainer.Link
+        Links of the optimizer's target, and those that the loss function uses besides.
     number : int
         Number of the current settings: the same again if they are.
+    results : set
+        Attributes of links that steps replace by arrays, as pairs of the link's id and a name.
     """
 
     def __init__(self) -> None:
-        self.arrays: list[Any] = []
+        self.arrays: dict[str, Any] = {}
+        self.links: list[chainer.Link] = []
         self.number = 0
+        self.results: set[tuple[int, str]] = set()
         self._numbers: dict[Hashable, int] = {}
-        self._optimizer: Any = None
+        self._next_number = itertools.count()
+        self._seen: tuple[Any, ...] = ()
         self._mappings: list[tuple[Mapping[str, Any], list[Any]]] = []
         self._lists: list[tuple[list[Any], list[Any]]] = []
         self._rules: list[tuple[Mapping[str, Any], tuple[Any, ...]]] = []
         self._parameters: list[tuple[Any, Any, Any]] = []
-        self._of_optimizer: Hashable = None
         #: Hyperparameters of single parameters, and how many there are.
         self._own: list[tuple[Mapping[str, Any], int]] = []
 
-    def look(self, optimizer: Any) -> bool:
-        """Look at everything; return whether the arrays are those of the last look."""
-        of_optimizer = (
-            *_plain(vars(optimizer), without=_OF_STEPS),
-            vars(optimizer).get("_loss_scale") is None,
+    def look(self, optimizer: Any, others: Sequence[chainer.Link]) -> bool:
+        """Look at everything; return whether the arrays are those of the last look.
+
+        Parameters
+        ----------
+        optimizer
+            The optimizer.
+        others
+            Links that the loss function uses; they may be parts of the target.
+        """
+        own = vars(optimizer)
+        seen = (
+            ById(optimizer),
+            ById(optimizer.target),
+            *[ById(link) for link in others],
+            *[item for item in own.items() if item[0] not in _OF_STEPS and _is_number(item[1])],
+            own.get("_loss_scale") is None,
             *_switches(optimizer.hyperparam),
         )
-        if self._is_as_before(optimizer) and of_optimizer == self._of_optimizer:
+        if seen == self._seen and self._is_as_before():
             return True
-        before, self.arrays = self.arrays, list(_places(optimizer))
-        key = (id(optimizer.target), *of_optimizer, *_settings(optimizer))
-        self.number = self._numbers.setdefault(key, len(self._numbers))
-        self._note(optimizer, of_optimizer)
-        return len(before) == len(self.arrays) and all(map(is_, before, self.arrays))
+        self._seen = seen
+        self.links = _unique([optimizer.target, *others])
+        before, self.arrays = self.arrays, dict(_places(optimizer, self.links))
+        self._mappings.clear()
+        key = seen, *self._settings(optimizer)
+        if len(self._numbers) > _MOST_SETTINGS:
+            self._numbers.clear()
+        self.number = self._numbers.setdefault(key, next(self._next_number))
+        self._note(optimizer)
+        return before.keys() == self.arrays.keys() and all(
+            map(is_, before.values(), self.arrays.values())
+        )
 
-    def note_attributes(self, links: Iterable[Any]) -> None:
-        """Take it as seen that these links have got new results of a step as attributes."""
-        changed = {id(vars(link)) for link in links}
+    def note_results(self, attributes: Iterable[Attribute]) -> None:
+        """Take it as seen that links have got results of a step as attributes."""
+        changed = {id(vars(link)) for link, _ in attributes}
         self._mappings = [
             (mapping, list(mapping.values()) if id(mapping) in changed else seen)
             for mapping, seen in self._mappings
         ]
 
-    def _is_as_before(self, optimizer: Any) -> bool:
+    def _is_as_before(self) -> bool:
         return (
-            optimizer is self._optimizer
-            and all(
+            all(
                 len(mapping) == len(seen) and all(map(is_, mapping.values(), seen))
                 for mapping, seen in self._mappings
             )
@@ -94,39 +260,60 @@ class Circumstances:
             and all(len(own) == n for own, n in self._own)
         )
 
-    def _note(self, optimizer: Any, of_optimizer: Hashable) -> None:
-        self._optimizer, self._of_optimizer = optimizer, of_optimizer
-        links = list(optimizer.target.links())
+    def _settings(self, optimizer: Any) -> Iterator[Hashable]:
+        """Yield what graphs depend on besides arrays and the optimizer's own attributes."""
+        description = Description()
+        for config in (vars(chainer.global_config), vars(chainer.config._local)):
+            yield from ((name, description.of(value, 0)) for name, value in config.items())
+        yield from _hooks(optimizer)
+        for parameter in optimizer.target.params():
+            if (rule := parameter.update_rule) is not None:
+                yield ById(rule), ById(rule.hyperparam), rule.enabled, rule._use_fp32_update
+                yield from _switches(rule.hyperparam)
+                yield from _hooks(rule)
+        for link in self.links:
+            yield ById(link), type(link)
+            persistent = link._persistent
+            for name, value in vars(link).items():
+                if (id(link), name) in self.results or name in persistent:
+                    continue
+                if not isinstance(value, (chainer.Parameter, chainer.Link, set)):
+                    yield name, description.of(value)
+        mappings = [*description.mappings, *map(vars, self.links)]
+        self._mappings = [(each, list(each.values())) for each in mappings]
+        self._lists = [(each, list(each)) for each in description.lists]
+
+    def _note(self, optimizer: Any) -> None:
         parameters = list(optimizer.target.params())
         rules = [each.update_rule for each in parameters if each.update_rule is not None]
-        mappings = [vars(chainer.global_config), vars(chainer.config._local), *map(vars, links)]
+        mappings = [vars(chainer.global_config), vars(chainer.config._local)]
         for owner in (optimizer, *rules):
             for timing in ("pre", "post"):
                 hooks = _hooks_at(owner, timing)
-                mappings += [hooks, *[vars(hook) for hook in hooks.values() if _has_vars(hook)]]
-        mappings += [rule._state for rule in rules if rule._state]
-        self._mappings = [(mapping, list(mapping.values())) for mapping in mappings if mapping]
-        # A chain notes its links as attributes, a list of links does not.
-        lists = [getattr(link, "_children", None) for link in links]
-        self._lists = [(each, list(each)) for each in lists if isinstance(each, list)]
+                mappings += [hooks, *map(_vars, hooks.values())]
+        mappings += [rule._state for rule in rules if rule._state is not None]
+        self._mappings += [(mapping, list(mapping.values())) for mapping in mappings]
         self._rules = [(vars(rule), _of_rule(vars(rule))) for rule in rules]
         self._own = [(own := vars(rule.hyperparam), len(own)) for rule in rules]
         self._parameters = [(each, each._data[0], each.update_rule) for each in parameters]
 
 
-_of_rule = itemgetter("enabled", "hyperparam", "_state", "_fp32_param")
+_of_rule = itemgetter("enabled", "hyperparam", "_state", "_fp32_param", "_use_fp32_update")
 
 
-def _settings(optimizer: Any) -> Iterator[Hashable]:
-    """Yield what graphs depend on besides arrays and the optimizer's own attributes."""
-    config = {**vars(chainer.global_config), **vars(chainer.config._local)}
-    yield from ((name, _hashable(value)) for name, value in config.items())
-    yield from _hooks(optimizer)
-    for parameter in optimizer.target.params():
-        if (rule := parameter.update_rule) is not None:
-            yield type(rule), rule.enabled, *_switches(rule.hyperparam), *_hooks(rule)
-    for link in optimizer.target.links():
-        yield from _plain(vars(link))
+def why_not(optimizer: Any) -> str | None:
+    """Return what prevents graphs for good, or None."""
+    kind = type(optimizer)
+    for name in _METHODS:
+        if getattr(kind, name) is not getattr(chainer.GradientMethod, name):
+            return f"{kind.__name__} has a method {name!r} of its own"
+    rules = [parameter.update_rule for parameter in optimizer.target.params()]
+    for owner in (optimizer, *filter(None, rules)):
+        for timing in ("pre", "post"):
+            for name, hook in _hooks_at(owner, timing).items():
+                if not type(hook).__module__.startswith(("chainer.", "chainermn.")):
+                    return f"the hook {name!r} is the script's own code"
+    return None
 
 
 def why_not_now() -> str | None:
@@ -138,76 +325,68 @@ def why_not_now() -> str | None:
     return None
 
 
-def why_not(optimizer: Any) -> str | None:
-    """Return what prevents graphs for good, or None."""
-    for timing in ("pre", "post"):
-        for name, hook in _hooks_at(optimizer, timing).items():
-            if not type(hook).__module__.startswith(("chainer.", "chainermn.")):
-                return f"the hook {name!r} of the optimizer is the script's own code"
-    return None
-
-
 def pre_hooks(optimizer: Any) -> list[Any]:
     """Return the hooks that run before the update."""
     return list(_hooks_at(optimizer, "pre").values())
 
 
-def _places(optimizer: Any) -> Iterator[Any]:
-    """Yield all arrays that steps write in place: parameters, their states, persistent values.
-
-    An array that is missing is yielded as None.
-    """
-    for parameter in optimizer.target.params():
-        yield parameter.array
-        rule = parameter.update_rule
-        if rule is not None:
-            yield from (rule.state or {}).values()
-            yield getattr(rule._fp32_param, "array", None)
-    yield from persistent_arrays(optimizer.target)
-
-
-def persistent_arrays(model: Any) -> Iterator[Any]:
-    """Yield the persistent values of a model that are arrays."""
-    for link in model.links():
+def persistent_arrays(
+    target: chainer.Link, links: Iterable[chainer.Link]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the persistent values of links that are arrays in GPU memory, with names."""
+    paths = {id(link): path.rstrip("/") for path, link in target.namedlinks()}
+    for k, link in enumerate(links):
+        path = paths.get(id(link), f"link {k} of the loss function: ")
         for name in sorted(link._persistent):
-            value = getattr(link, name, None)
-            if hasattr(value, "dtype") and hasattr(value, "data"):
-                yield value
-
-
-def names_of_places(optimizer: Any) -> list[str]:
-    """Return names for the arrays of `Circumstances`, for messages."""
-    found = []
-    for name, parameter in optimizer.target.namedparams():
-        found.append(name)
-        rule = parameter.update_rule
-        if rule is not None:
-            found += [f"{key} of {name}" for key in rule.state or {}]
-            found.append(f"the float32 copy of {name}")
-    for path, link in optimizer.target.namedlinks():
-        for key in sorted(link._persistent):
-            value = getattr(link, key, None)
-            if hasattr(value, "dtype") and hasattr(value, "data"):
-                found.append(f"{path}/{key}".replace("//", "/"))
-    return found
+            if isinstance(value := getattr(link, name, None), chainer.backends.cuda.ndarray):
+                yield f"{path}/{name}", value
 
 
 def rule_values(optimizer: Any) -> list[Any]:
     """Return the plain attributes of update rules, which only eager steps change."""
     rules = [parameter.update_rule for parameter in optimizer.target.params()]
-    return [_plain(vars(rule), without={"t"}) for rule in rules if rule is not None]
+    return [
+        {key: v for key, v in vars(rule).items() if isinstance(v, _NUMBERS) and key != "t"}
+        for rule in rules
+        if rule is not None
+    ]
 
 
-def _has_vars(value: Any) -> bool:
-    return hasattr(value, "__dict__")
+def _places(optimizer: Any, links: Sequence[chainer.Link]) -> Iterator[tuple[str, Any]]:
+    for name, parameter in optimizer.target.namedparams():
+        if (array := parameter.array) is not None:
+            yield name, array
+        if (rule := parameter.update_rule) is not None:
+            yield from ((f"{key} of {name}", each) for key, each in (rule.state or {}).items())
+            if (array := getattr(rule._fp32_param, "array", None)) is not None:
+                yield f"the float32 copy of {name}", array
+    yield from persistent_arrays(optimizer.target, links)
 
 
-def _hooks(owner: Any) -> Iterator[Any]:
+def _unique(roots: Iterable[chainer.Link]) -> list[chainer.Link]:
+    return list({id(link): link for root in roots for link in root.links()}.values())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, _NUMBERS)
+
+
+def _vars(value: Any) -> Mapping[str, Any]:
+    return getattr(value, "__dict__", {})
+
+
+def _hooks(owner: Any) -> Iterator[Hashable]:
     for timing in ("pre", "post"):
         for name, hook in _hooks_at(owner, timing).items():
             # The rate of weight decay is data.
-            rate = {"rate"} if type(hook).__name__ == "WeightDecay" else set()
-            yield timing, name, type(hook), *_plain(getattr(hook, "__dict__", {}), without=rate)
+            data = {"rate"} if type(hook).__name__ == "WeightDecay" else set()
+            description = Description()
+            inside = [
+                (key, description.of(value, 0))
+                for key, value in _vars(hook).items()
+                if key not in data
+            ]
+            yield timing, name, ById(hook), *inside
 
 
 def _hooks_at(owner: Any, timing: str) -> Mapping[str, Any]:
@@ -216,46 +395,8 @@ def _hooks_at(owner: Any, timing: str) -> Mapping[str, Any]:
     return found
 
 
-def _plain(values: Mapping[str, Any], without: Iterable[str] = ()) -> tuple[Any, ...]:
-    """Return the items whose values are plain."""
-    return tuple(
-        [
-            (name, _hashable(value))
-            for name, value in values.items()
-            if isinstance(value, _PLAIN) and name not in without
-        ]
-    )
-
-
 def _switches(hyperparam: Any) -> Iterator[Hashable]:
-    """Yield hyperparameters that are no numbers, such as amsgrad; numbers are data."""
-    for item in vars(hyperparam).items():
-        if isinstance(item[1], bool):
-            yield item
-
-
-def _hashable(value: Any) -> Hashable:
-    try:
-        hash(value)
-    except TypeError:
-        return type(value), id(value)
-    return value
-
-
-def key_of_function(function: Any) -> Hashable:
-    """Return what identifies a loss function: functions that the same line makes again are equal.
-
-    Raises
-    ------
-    NotRecordable
-        If it cannot be told whether it is the same.
-    """
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return _hashable(function)
-    cells = [each.cell_contents for each in function.__closure__ or ()]
-    if any(hasattr(each, "dtype") for each in cells):
-        raise NotRecordable(
-            f"{function.__qualname__} gets arrays from outside: pass them as arguments of update()"
-        )
-    return code, tuple(_hashable(each) for each in (*cells, *(function.__defaults__ or ())))
+    """Yield hyperparameters that choose a kernel, such as amsgrad; numbers are data."""
+    for name, value in vars(hyperparam).items():
+        if isinstance(value, (bool, str, type(None))):
+            yield name, value

@@ -8,15 +8,17 @@ same state, before graphs are launched in their place.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 
 from chainer_fast.graphs import circumstances
-from chainer_fast.graphs.circumstances import Circumstances
+from chainer_fast.graphs.circumstances import Circumstances, of_loss_function
 from chainer_fast.graphs.drawing import Draws
 from chainer_fast.graphs.inputs import NotRecordable, signature
+from chainer_fast.graphs.outputs import noting_results
 from chainer_fast.graphs.recorded import RecordedStep
 from chainer_fast.graphs.recorder import Recorder
 from chainer_fast.graphs.scaling import Scaling
@@ -25,12 +27,18 @@ from chainer_fast.graphs.steps import CHECK, EAGER, GIVE_UP, RECORD, REPLAY, Ste
 
 #: Number of eager steps before the first recording.
 N_FIRST = 3
-#: Most graphs at a time; steps with other shapes or settings are eager.
+#: Most graphs at a time; another one takes the place of the one used least recently.
 MOST_GRAPHS = 4
-#: Most recordings, and most steps without launching a graph, before giving up.
-MOST_RECORDINGS, MOST_EAGER = 16, 64
+#: Most steps without launching a graph, and most combinations of shapes and settings to remember.
+MOST_EAGER, MOST_SEEN = 64, 256
+#: Fewest launches of graphs per recording, after some time.
+FEWEST_LAUNCHES = 8
 #: Most steps in a row that find other arrays than the step before.
 MOST_BEGUN = 8
+#: Number of launches after which the host looks whether the GPU has skipped steps.
+LAUNCHES_BETWEEN_LOOKS = 100
+
+_PARTS = "the loss function", "the arguments", "settings or attributes of links", "the exchange"
 
 
 class _Plan(NamedTuple):
@@ -50,11 +58,15 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self.n_eager = self.n_recorded = self.n_launched = 0
-        self._is_over = self._is_ahead = self._has_asked = self._is_on_gpu = False
+        self._is_over = self._has_asked = self._is_on_gpu = False
+        #: Steps that the GPU may have skipped, unknown to the host.
+        self._ahead: RecordedStep | None = None
+        self._last_key: tuple[Hashable, ...] = (None,) * len(_PARTS)
         self._circumstances = Circumstances()
         self._graphs: dict[Hashable, RecordedStep] = {}
         self._seen: dict[Hashable, int] = {}
         self._never: set[Hashable] = set()
+        self._device: Any = None
         self._n_since_launch = self._n_begun = 0
         self._shared: _Shared | None = None
 
@@ -87,10 +99,16 @@ class CudaGraphs:
             return
         call = _Call(steps, lossfun, args, kwds)
         plan = self._plan(call)
+        with chainer.using_device(self._device) if self._is_on_gpu else nullcontext():
+            self._do(plan, call)
+
+    def _do(self, plan: _Plan, call: _Call) -> None:
+        """Do what all ranks can do."""
+        steps = call.steps
         agreed = steps.agree(plan.wish)
         if agreed == GIVE_UP:
-            self._give_up(steps, plan.reason)
-            steps.eager(lossfun, args, kwds)
+            self._end(steps, steps.reasons(plan.reason))
+            steps.eager(call.lossfun, call.args, call.kwds)
         elif agreed == RECORD:
             self._record(call, plan.key)
         elif agreed == CHECK:
@@ -105,79 +123,81 @@ class CudaGraphs:
 
         Waits for the GPU if it has changed them.
         """
-        if self._is_ahead and self._shared is not None:
-            self._is_ahead = False
-            rules = [each.update_rule for each in optimizer.target.params()]
-            for each in (optimizer, *filter(None, rules)):
+        if self._ahead is not None and self._shared is not None:
+            rules, self._ahead = self._ahead.rules, None
+            for each in (optimizer, *rules):
                 vars(each).pop("_ahead", None)
             n_skipped = self._shared.scaling.settle(optimizer)
-            for rule in filter(None, rules):
+            for rule in rules:
                 vars(rule)["t"] -= n_skipped
 
     # ---- what to do ----
 
     def _plan(self, call: _Call) -> _Plan:
-        optimizer, cuda = call.steps.optimizer, chainer.backends.cuda
+        optimizer, array = call.steps.optimizer, chainer.backends.cuda.ndarray
         known = self._circumstances.arrays
-        if not self._circumstances.look(optimizer):
-            reason = self._why_not_with(optimizer, known)
-            self._begin()
-            if reason is not None:
-                return _Plan(GIVE_UP, reason=reason)
-        else:
-            self._n_begun = 0
-        if not self._has_asked:
-            self._has_asked = True
-            if reason := call.steps.why_not():
-                return _Plan(GIVE_UP, reason=reason)
-        if reason := circumstances.why_not(optimizer):
-            return _Plan(GIVE_UP, reason=reason)
-        if not self._is_on_gpu:
-            arrays = [each.array for each in optimizer.target.params()]
-            if not arrays or any(array is None for array in arrays):
-                return _Plan(EAGER)
-            if not all(isinstance(array, cuda.ndarray) for array in arrays):
-                return _Plan(GIVE_UP, reason="the model is not on a GPU")
-            self._is_on_gpu = True
-        if circumstances.why_not_now():
-            return _Plan(EAGER)
         try:
-            key = (
-                circumstances.key_of_function(call.lossfun),
-                signature((tuple(call.args), dict(call.kwds)), cuda.ndarray),
-                self._circumstances.number,
-                call.steps.key(),
-            )
+            function, others = of_loss_function(call.lossfun)
+            if self._circumstances.look(optimizer, others):
+                self._n_begun = 0
+            else:
+                self._check_replaced(known)
+                self._begin()
+            if not self._has_asked:
+                self._has_asked = True
+                if reason := call.steps.why_not():
+                    return _Plan(GIVE_UP, reason=reason)
+            if not self._is_on_gpu:
+                arrays = [each.array for each in optimizer.target.params()]
+                if not arrays or any(each is None for each in arrays):
+                    return _Plan(EAGER)
+                if not all(isinstance(each, array) for each in arrays):
+                    return _Plan(GIVE_UP, reason="the model is not on a GPU")
+                self._is_on_gpu = True
+                self._device = next(optimizer.target.params()).device
+            if reason := circumstances.why_not(optimizer):
+                return _Plan(GIVE_UP, reason=reason)
+            if circumstances.why_not_now():
+                return _Plan(EAGER)
+            arguments = signature((tuple(call.args), dict(call.kwds)), array)
         except NotRecordable as error:
             return _Plan(GIVE_UP, reason=str(error))
-        return self._plan_for(key)
+        key = function, arguments, self._circumstances.number, call.steps.key()
+        plan = self._plan_for(key)
+        self._last_key = key
+        return plan
 
-    def _plan_for(self, key: Hashable) -> _Plan:
+    def _plan_for(self, key: tuple[Hashable, ...]) -> _Plan:
         recorded = self._graphs.get(key)
         if recorded is not None:
+            self._graphs[key] = self._graphs.pop(key)  # the last used is the last
             return _Plan(CHECK if recorded.n_checks else REPLAY, key)
         self._n_since_launch += 1
         if self._n_since_launch > MOST_EAGER:
-            what = f"in {MOST_EAGER} steps, no combination of shapes and settings came back"
-            return _Plan(GIVE_UP, reason=f"{what}: {len(self._seen)} were seen")
+            differ = [
+                what
+                for what, one, other in zip(_PARTS, key, self._last_key, strict=True)
+                if one != other
+            ]
+            what = " and ".join(differ) or "something"
+            return _Plan(GIVE_UP, reason=f"in {MOST_EAGER} steps, {what} differed each time")
+        if len(self._seen) > MOST_SEEN:
+            self._seen.clear()
         n_seen = self._seen[key] = self._seen.get(key, 0) + 1
-        may_record = key not in self._never and len(self._graphs) < MOST_GRAPHS
-        if not may_record or n_seen < 2 or sum(self._seen.values()) <= N_FIRST:
+        if key in self._never or n_seen < 2 or sum(self._seen.values()) <= N_FIRST:
             return _Plan(EAGER, key)
-        if self.n_recorded >= MOST_RECORDINGS:
-            return _Plan(GIVE_UP, reason=f"{MOST_RECORDINGS} recordings became useless")
+        if self.n_launched < self.n_recorded * FEWEST_LAUNCHES - MOST_EAGER:
+            what = f"{self.n_recorded} recordings, but only {self.n_launched} launches"
+            return _Plan(GIVE_UP, reason=f"shapes or settings change too often: {what}")
         return _Plan(RECORD, key)
 
-    def _why_not_with(self, optimizer: Any, known: list[Any]) -> str | None:
-        """Return why there can be no graphs, if some arrays are other ones in each step."""
+    def _check_replaced(self, known: Mapping[str, Any]) -> None:
+        """Raise NotRecordable if some arrays are other ones in each step."""
         self._n_begun += 1
         arrays = self._circumstances.arrays
-        if self._n_begun <= MOST_BEGUN or len(arrays) != len(known):
-            return None
-        names = circumstances.names_of_places(optimizer)
-        triples = zip(names, arrays, known, strict=True)
-        replaced = next(name for name, array, before in triples if array is not before)
-        return f"{replaced} is replaced in each step: write to it in place"
+        if self._n_begun > MOST_BEGUN and known.keys() == arrays.keys():
+            name = next(name for name, array in arrays.items() if array is not known[name])
+            raise NotRecordable(f"{name} is replaced in each step: write to it in place")
 
     def _begin(self) -> None:
         """Start over, because graphs would write to arrays that are not in use any more."""
@@ -186,9 +206,9 @@ class CudaGraphs:
         self._never.clear()
         self._has_asked = self._is_on_gpu = False
 
-    def _give_up(self, steps: Steps, reason: str | None) -> None:
+    def _end(self, steps: Steps, reasons: Mapping[int, str]) -> None:
+        """Record nothing any more. On all ranks."""
         self.settle(steps.optimizer)
-        reasons = steps.reasons(reason)
         self._is_over = True
         self._graphs.clear()
         self._circumstances, self._shared = Circumstances(), None
@@ -197,146 +217,148 @@ class CudaGraphs:
     # ---- a step ----
 
     def _eager(self, call: _Call) -> None:
+        """Take a step without graphs, which may be followed by others with."""
         self.settle(call.steps.optimizer)
         self.n_eager += 1
-        shared = self._shared_by(call.steps)
-        shared.draw_next()
-        with shared.draws.step():
+        if not self._is_on_gpu:
+            call.steps.eager(call.lossfun, call.args, call.kwds)
+            return
+        self._shared_ones.draw_next()
+        self._eager_again(call)
+
+    def _eager_again(self, call: _Call) -> None:
+        """Take a step without graphs, with the random numbers of the last one."""
+        seen, array = self._circumstances, chainer.backends.cuda.ndarray
+        with self._shared_ones.draws.step(), noting_results(seen.links, seen.results, array):
             call.steps.eager(call.lossfun, call.args, call.kwds)
 
     def _launch(self, call: _Call, recorded: RecordedStep) -> None:
-        optimizer, shared = call.steps.optimizer, self._shared_by(call.steps)
+        optimizer, shared = call.steps.optimizer, self._shared_ones
         is_dynamic = optimizer._loss_scaling_is_dynamic
-        if recorded.uses_t and is_dynamic:
+        if self._ahead is not None and (
+            recorded is not self._ahead
+            or recorded.uses_t
+            or self.n_launched % LAUNCHES_BETWEEN_LOOKS == 0
+        ):
             self.settle(optimizer)
         shared.scaling.take(optimizer)
         recorded.prepare(call.args, call.kwds, shared.next_key())
-        with call.steps.launching():
-            recorded.launch()
+        try:
+            with call.steps.launching():
+                recorded.launch()
+        except BaseException:
+            recorded.uncount()
+            raise
         optimizer.t += 1
-        if is_dynamic and not self._is_ahead:
-            self._is_ahead = True
-            rules = [each.update_rule for each in optimizer.target.params()]
-            for each in (optimizer, *filter(None, rules)):
+        if is_dynamic and self._ahead is None:
+            self._ahead = recorded
+            for each in (optimizer, *recorded.rules):
                 vars(each)["_ahead"] = self, optimizer
-        self._circumstances.note_attributes(recorded.hand_out())
+        self._circumstances.note_results(recorded.hand_out())
         self.n_launched += 1
         self._n_since_launch = 0
 
     def _record(self, call: _Call, key: Hashable) -> None:
         steps, optimizer = call.steps, call.steps.optimizer
-        shared = self._shared_by(steps)
+        shared = self._shared_ones
         self.settle(optimizer)
         shared.scaling.take(optimizer)
         self.n_recorded += 1
         shared.draw_next()
-        small = State([*circumstances.persistent_arrays(optimizer.target), *shared.scaling.arrays])
-        recorded = RecordedStep(
-            steps,
+        prepared = _attempt(lambda: self._prepare(call))
+        reasons = steps.reasons(prepared.problem)
+        if not reasons:
+            small, recorded = prepared.result
+            problem = _attempt(lambda: recorded.rehearse(call.args, call.kwds)).problem
+            reasons = steps.reasons(problem)
+            if reasons and (len(reasons) < steps.n_ranks or len(set(reasons.values())) > 1):
+                # The GPUs of the others wait for what these have not sent.
+                raise RuntimeError(f"a training step failed: {_shown(reasons, steps)}")
+            shared.recorder.wait()
+            small.restore()
+        if not reasons:
+            reasons = steps.reasons(_attempt(recorded.record).problem)
+        if not reasons:
+            if len(self._graphs) >= MOST_GRAPHS:
+                self._graphs.pop(next(iter(self._graphs)))  # the one used least recently
+            self._graphs[key] = recorded
+            self._check(call, key)
+            return
+        self._never.add(key)
+        shared.renew_recorder()
+        # On all ranks alike: what one of them has recorded is not.
+        if self.n_launched:
+            steps.tell(f"some steps are not recorded: {_shown(reasons, steps)}")
+            self._eager(call)
+        else:
+            self._end(steps, reasons)
+            steps.eager(call.lossfun, call.args, call.kwds)
+
+    def _prepare(self, call: _Call) -> tuple[State, RecordedStep]:
+        shared, target = self._shared_ones, call.steps.optimizer.target
+        persistent = dict(circumstances.persistent_arrays(target, self._circumstances.links))
+        small = State({**persistent, **shared.scaling.arrays})
+        return small, RecordedStep(
+            call.steps,
             call.lossfun,
             call.args,
             call.kwds,
             shared.recorder,
             shared.scaling,
             shared.draws,
+            self._circumstances,
         )
-        problem = _attempt(lambda: recorded.rehearse(call.args, call.kwds))
-        reasons = steps.reasons(problem)
-        if 0 < len(reasons) < steps.n_ranks:
-            # The GPUs of the others wait for what these have not sent.
-            raise RuntimeError(f"a training step failed: {_shown(reasons, steps)}")
-        shared.recorder.wait()
-        small.restore()
-        if not reasons:
-            problem = _attempt(recorded.record)
-            reasons = steps.reasons(problem)
-        if not reasons:
-            self._graphs[key] = recorded
-            self._check(call, key)
-            return
-        self._never.add(key)
-        shared.renew_recorder()
-        if self._graphs:
-            steps.tell(
-                f"steps with other shapes or settings are not recorded: {_shown(reasons, steps)}"
-            )
-        else:
-            self._give_up(steps, problem)
-        self._eager_without_key(call)
-
-    def _eager_without_key(self, call: _Call) -> None:
-        if self._is_over:
-            call.steps.eager(call.lossfun, call.args, call.kwds)
-        else:
-            self._eager(call)
 
     def _check(self, call: _Call, key: Hashable) -> None:
         """Compare what a graph does with an eager step; the eager one counts."""
-        steps, optimizer = call.steps, call.steps.optimizer
-        shared, recorded = self._shared_by(steps), self._graphs[key]
+        steps, optimizer, shared = call.steps, call.steps.optimizer, self._shared_ones
+        recorded = self._graphs[key]
         self.settle(optimizer)
         shared.scaling.take(optimizer)
-        arrays = [each for each in self._circumstances.arrays if each is not None]
-        state: State | None = None
-        of_graph: list[Any] = []
-        problem = None
-        try:
-            state = State([*arrays, *shared.scaling.arrays])
-            of_graph = state.now()
-        except MemoryError as error:  # CuPy's is one
-            problem = f"the copy of the model's state does not fit into memory ({error})"
-        if reasons := steps.reasons(problem):
+        scaling = State(shared.scaling.arrays)
+        copied = _attempt(lambda: State(self._circumstances.arrays, n_copies=1))
+        if reasons := steps.reasons(copied.problem):
             steps.tell(f"graphs are not compared with eager steps: {_shown(reasons, steps)}")
             recorded.n_checks = 0
             self._eager(call)
             return
-        assert state is not None
-        key_of_draws = shared.draw_next()
-        t, host = optimizer.t, _HostState(optimizer)
-        recorded.prepare(call.args, call.kwds, key_of_draws)
+        state, before = copied.result, _HostState(optimizer, self._circumstances.links)
+        recorded.prepare(call.args, call.kwds, shared.draw_next())
         recorded.launch()
         recorded.uncount()
         of_graph = state.now()
         state.restore()
-        values = circumstances.rule_values(optimizer)
+        scaling.restore()
+        rules = circumstances.rule_values(optimizer)
+        self.n_eager += 1
         self._eager_again(call)
-        problem = self._difference(optimizer, state, of_graph, values)
+        if rules != circumstances.rule_values(optimizer):
+            problem: str | None = "update rules change numbers on the host in each step"
+        else:
+            problem = _attempt(lambda: _check_equal(state.different(of_graph))).problem
         if not (reasons := steps.reasons(problem)):
             recorded.n_checks -= 1
             return
         # Perhaps eager steps differ, too.
-        of_eager = state.now()
-        state.restore()
-        host.restore()
-        self._eager_again(call)
-        names = circumstances.names_of_places(optimizer)
-        problem = None
-        if not state.different(of_eager) or values != circumstances.rule_values(optimizer):
-            problem = reasons.get(min(reasons)) if reasons else None
-        elif far := state.far(of_graph, of_eager):
-            problem = _differs([names[k] for k in far if k < len(names)])
-        assert optimizer.t == t + 1
-        if steps.reasons(problem):
-            self._give_up(steps, problem)
+        again = _attempt(state.now)
+        if not (failed := steps.reasons(again.problem)):
+            state.restore()
+            before.restore()
+            self._eager_again(call)
+            of_eager = again.result
+            was_different = _attempt(lambda: _check_equal(state.different(of_eager))).problem
+            if was_different is None:
+                problem = reasons.get(min(reasons))
+            else:
+                problem = _attempt(lambda: _check_equal(state.far(of_graph, of_eager))).problem
+            failed = steps.reasons(problem)
+        if failed:
+            self._end(steps, failed)
         else:
             recorded.n_checks -= 1
 
-    def _eager_again(self, call: _Call) -> None:
-        shared = self._shared_by(call.steps)
-        with shared.draws.step():
-            call.steps.eager(call.lossfun, call.args, call.kwds)
-
-    def _difference(
-        self, optimizer: Any, state: State, of_graph: list[Any], values: list[Any]
-    ) -> str | None:
-        if values != circumstances.rule_values(optimizer):
-            return "update rules change numbers on the host in each step"
-        names = circumstances.names_of_places(optimizer)
-        if different := [k for k in state.different(of_graph) if k < len(names)]:
-            return _differs([names[k] for k in different])
-        return None
-
-    def _shared_by(self, steps: Steps) -> _Shared:
+    @property
+    def _shared_ones(self) -> _Shared:
         if self._shared is None:
             self._shared = _Shared()
         return self._shared
@@ -354,13 +376,13 @@ class _HostState:
 
     _names = ("t", "_loss_scale", "_loss_scaling_isnan", "_loss_scaling_isnan_ever")
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, links: Sequence[chainer.Link]) -> None:
         rules = [each.update_rule for each in optimizer.target.params()]
         self._saved = [
             (each, {name: vars(each)[name] for name in self._names if name in vars(each)})
             for each in (optimizer, *filter(None, rules))
         ]
-        self._saved += [(link, dict(vars(link))) for link in optimizer.target.links()]
+        self._saved += [(link, dict(vars(link))) for link in links]
 
     def restore(self) -> None:
         for each, saved in self._saved:
@@ -394,22 +416,29 @@ class _Shared:
         return key
 
 
-def _attempt(do: Callable[[], Any]) -> str | None:
-    """Return why something failed, or None."""
+class _Attempt(NamedTuple):
+    result: Any
+    problem: str | None
+
+
+def _attempt(do: Callable[[], Any]) -> _Attempt:
+    """Return what a function returns, or why it failed."""
     try:
-        do()
+        return _Attempt(do(), None)
     except Exception as error:
         text = str(error).strip() or "no message"
-        return text if isinstance(error, NotRecordable) else f"{type(error).__name__}: {text}"
-    return None
+        is_reason = isinstance(error, NotRecordable)
+        return _Attempt(None, text if is_reason else f"{type(error).__name__}: {text}")
 
 
-def _differs(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" * (len(names) > 3)
-    return (
-        f"a graph gives other values than an eager step for {', '.join(names[:3])}{more}: perhaps "
-        "the model keeps values from step to step, or draws random numbers"
-    )
+def _check_equal(different: Sequence[str]) -> None:
+    """Raise NotRecordable if any arrays differ."""
+    if different:
+        more = f" and {len(different) - 3} more" * (len(different) > 3)
+        raise NotRecordable(
+            f"a graph gives other values than an eager step for {', '.join(different[:3])}{more}: "
+            "perhaps the model keeps values from step to step, or draws random numbers"
+        )
 
 
 def _shown(reasons: Mapping[int, str], steps: Steps) -> str:

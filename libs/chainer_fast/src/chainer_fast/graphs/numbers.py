@@ -14,9 +14,10 @@ _ALIGNMENT = 8
 
 
 class Numbers:
-    """The numbers of a recording, in one piece of memory: a single copy writes them all.
+    """The numbers and tables of a recording, in one piece of memory: a single copy writes them.
 
-    It is the `chainer_fast.foreach.Recording` of an update.
+    It is the `chainer_fast.foreach.Recording` of an update. The memory is not the graphs' own,
+    which later parts of the same step, and other graphs, may use for something else.
 
     Parameters
     ----------
@@ -33,47 +34,22 @@ class Numbers:
         self._on_gpu = xp.zeros(n_bytes, np.uint8)
         self._host = np.zeros(n_bytes, np.uint8)
         self._written: bytes | None = None
-        self.begin(is_recorded=False)
+        self.begin()
 
-    def begin(self, *, is_recorded: bool) -> None:
-        """Forget all numbers, because the step is enqueued once more.
-
-        If it is recorded, memory cannot be filled before `fill`.
-        """
+    def begin(self) -> None:
+        """Forget all numbers, because the step is enqueued once more."""
         self._n_bytes = 0
         self._places: list[tuple[Sequence[Place], Any]] = []
-        self._is_recorded = is_recorded
-        self._to_fill: list[tuple[Any, Any]] = []
 
     def upload(self, array: Any) -> Any:
-        """Return a copy in GPU memory."""
-        if not self._is_recorded:
-            return self._xp.asarray(array)
-        on_gpu = self._xp.empty(array.shape, array.dtype)
-        self._to_fill.append((on_gpu, array))
-        return on_gpu
-
-    def fill(self) -> None:
-        """Fill what was uploaded while the step was recorded."""
-        for on_gpu, array in self._to_fill:
-            on_gpu[...] = self._xp.asarray(array)
-        self._to_fill.clear()
-
-    def array(self, n: int, dtype: Any) -> tuple[Any, Any]:
-        """Return ``n`` numbers as an array in host memory, and as one in GPU memory.
-
-        What is written to the first is in the second after `write`.
-        """
-        begin = self._n_bytes
-        end = begin + n * np.dtype(dtype).itemsize
-        if end > len(self._host):
-            raise ValueError(f"the numbers of a step take more than {len(self._host)} bytes")
-        self._n_bytes = -(-end // _ALIGNMENT) * _ALIGNMENT
-        return self._host[begin:end].view(dtype), self._on_gpu[begin:end].view(dtype)
+        """Return a table in GPU memory, which is filled by `write`."""
+        host, on_gpu = self._array(array.size, array.dtype)
+        host[:] = array.ravel()
+        return on_gpu.reshape(array.shape)
 
     def numbers(self, places: Sequence[Place], values: Sequence[Any], dtype: Any) -> Any:
         """Return an array in GPU memory for numbers that are written before each launch."""
-        host, on_gpu = self.array(len(values), dtype)
+        host, on_gpu = self._array(len(values), dtype)
         host[:] = values
         self._places.append((places, host))
         return on_gpu
@@ -99,3 +75,11 @@ class Numbers:
         if n_bytes and current != self._written:
             self._on_gpu[:n_bytes] = self._xp.asarray(self._host[:n_bytes].copy())
             self._written = current
+
+    def _array(self, n: int, dtype: Any) -> tuple[Any, Any]:
+        begin = self._n_bytes
+        end = begin + n * np.dtype(dtype).itemsize
+        if end > len(self._host):
+            raise ValueError(f"the numbers of a step take more than {len(self._host)} bytes")
+        self._n_bytes = -(-end // _ALIGNMENT) * _ALIGNMENT
+        return self._host[begin:end].view(dtype), self._on_gpu[begin:end].view(dtype)

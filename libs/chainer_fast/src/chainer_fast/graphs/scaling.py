@@ -22,8 +22,10 @@ class Scaling:
         Loss scale.
     found : array of bool
         Whether a gradient of the current step is not finite, so that the step is skipped.
+    last : array of bool
+        Whether the last step was skipped.
     ever : array of bool
-        Whether that has ever been so.
+        Whether any step ever was.
     n_skipped : array of int64
         Number of steps skipped since `settle`.
     """
@@ -33,13 +35,15 @@ class Scaling:
         xp = self._xp = self._cuda.cupy
         self.scale = xp.ones((), np.float64)
         self.found, self.ever = xp.zeros((), bool), xp.zeros((), bool)
+        self.last = xp.zeros((), bool)
         self.n_skipped = xp.zeros((), np.int64)
         self._given: tuple[Any, ...] = ()
 
     @property
-    def arrays(self) -> list[Any]:
+    def arrays(self) -> dict[str, Any]:
         """All arrays."""
-        return [self.scale, self.found, self.ever, self.n_skipped]
+        names = "scale", "found", "last", "ever", "n_skipped"
+        return {name: getattr(self, name) for name in names}
 
     def take(self, optimizer: Any) -> None:
         """Take the loss scale from the optimizer, unless the GPU has that one or a later one."""
@@ -64,8 +68,9 @@ class Scaling:
         """Enqueue what Chainer does with the loss scale after a step."""
         rescale = self._cuda.elementwise(
             "float64 grow, float64 largest",
-            "float64 scale, bool found, bool ever, int64 n_skipped",
+            "float64 scale, bool found, bool last, bool ever, int64 n_skipped",
             """
+            last = found;
             ever = ever || found;
             n_skipped += found;
             scale = max(1.0, min(largest, scale * (found ? 0.5 : ever ? grow : 2.0)));
@@ -74,7 +79,7 @@ class Scaling:
             "rescale",
         )
         grow, largest = optimizer._loss_scaling_multiplier, optimizer._loss_scale_max
-        rescale(grow, largest, self.scale, self.found, self.ever, self.n_skipped)
+        rescale(grow, largest, *self.arrays.values())
 
     def settle(self, optimizer: Any) -> int:
         """Give the loss scale back to the optimizer; return how many steps were skipped.
@@ -83,7 +88,11 @@ class Scaling:
         """
         n_skipped = int(self.n_skipped)
         scale, ever = float(self.scale), bool(self.ever)
-        vars(optimizer).update(_loss_scale=scale, _loss_scaling_isnan_ever=ever)
+        vars(optimizer).update(
+            _loss_scale=scale,
+            _loss_scaling_isnan=bool(self.last),
+            _loss_scaling_isnan_ever=ever,
+        )
         self._given = scale, ever
         if n_skipped:
             self.n_skipped[...] = 0

@@ -2,47 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 # A graph may differ from an eager step by this much, if two eager steps differ: so many times the
 # difference of those, plus this share of the step itself.
-_TIMES, _PART = 10.0, 0.01
+_TIMES, _SHARE = 10.0, 0.01
 
 
 class State:
     """Copies of arrays that a step changes in place.
 
+    Parameters
+    ----------
+    arrays : dict of str to array
+        The arrays by name.
+    n_copies : int
+        Number of further copies to make room for.
+
     Raises
     ------
     Exception
-        CuPy's, if they do not fit into memory.
+        CuPy's, if the copies do not fit into memory.
     """
 
-    def __init__(self, arrays: Sequence[Any]) -> None:
-        self._arrays = list(arrays)
-        self._saved = self.now()
+    def __init__(self, arrays: Mapping[str, Any], n_copies: int = 0) -> None:
+        self._arrays = dict(arrays)
+        self._saved = [array.copy() for array in self._arrays.values()]
+        self._room = [[array.copy() for array in self._saved] for _ in range(n_copies)]
 
     def now(self) -> list[Any]:
         """Return copies of what the arrays contain now."""
-        return [array.copy() for array in self._arrays]
+        if not self._room:
+            return [array.copy() for array in self._arrays.values()]
+        copies = self._room.pop()
+        for copy, array in zip(copies, self._arrays.values(), strict=True):
+            copy[...] = array
+        return copies
 
     def restore(self) -> None:
         """Write back what was saved."""
-        for array, saved in zip(self._arrays, self._saved, strict=True):
+        for array, saved in zip(self._arrays.values(), self._saved, strict=True):
             array[...] = saved
 
-    def different(self, others: Sequence[Any]) -> list[int]:
-        """Return the indices of arrays whose bits differ from those of others."""
-        pairs = zip(self._arrays, others, strict=True)
-        # One wait for all.
+    def different(self, others: Sequence[Any]) -> list[str]:
+        """Return the names of arrays whose bits differ from those of others."""
+        pairs = zip(self._arrays.values(), others, strict=True)
         flags = [(_bits(array) != _bits(other)).any() for array, other in pairs]
-        return [k for k, flag in enumerate(flags) if bool(flag)]
+        return [name for name, flag in zip(self._arrays, flags, strict=True) if bool(flag)]
 
-    def far(self, others: Sequence[Any], eager: Sequence[Any]) -> list[int]:
-        """Return the indices of arrays that differ by more than eager steps differ.
+    def far(self, others: Sequence[Any], eager: Sequence[Any]) -> list[str]:
+        """Return the names of arrays that differ by more than eager steps differ.
 
         Parameters
         ----------
@@ -52,15 +64,15 @@ class State:
             What they were after an eager step; they are now as after another one.
         """
         found = []
-        for k, (array, saved) in enumerate(zip(self._arrays, self._saved, strict=True)):
-            if array.dtype.kind != "f":
+        for k, (name, array) in enumerate(self._arrays.items()):
+            if array.size == 0 or not (_bits(array) != _bits(others[k])).any():
                 continue
             wide = array.astype(np.float64)
-            of_graph = float(abs(others[k] - wide).max(initial=0))
-            of_eager = float(abs(eager[k] - wide).max(initial=0))
-            of_step = float(abs(saved - wide).max(initial=0))
-            if not of_graph <= _TIMES * of_eager + _PART * of_step:
-                found.append(k)
+            of_graph, of_eager, of_step = (
+                float(abs(other - wide).max()) for other in (others[k], eager[k], self._saved[k])
+            )
+            if not of_graph <= _TIMES * of_eager + _SHARE * of_step:
+                found.append(name)
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import ModuleType
 from typing import Any
 
@@ -49,6 +50,8 @@ def use_graphs_if_asked(module: ModuleType) -> None:
         return vars(self)["_cuda_graphs"]
 
     def set_cuda_graphs(self: Any, graphs: Any) -> None:
+        if graphs is not None:
+            _let_the_gpu_know(module)  # this makes reading them slower
         vars(self)["_cuda_graphs"] = graphs
 
     method.use_cuda_graphs = use_cuda_graphs
@@ -65,12 +68,17 @@ def use_graphs_if_asked(module: ModuleType) -> None:
 
         graphs.update(OneProcess(self, eager), lossfun, args, kwds)
 
+
+def _let_the_gpu_know(module: ModuleType) -> None:
+    """Let whoever reads certain attributes wait for the GPU, if graphs have changed them there."""
     for owner, name in (
         (module.Optimizer, "_loss_scale"),
+        (module.Optimizer, "_loss_scaling_isnan"),
         (module.Optimizer, "_loss_scaling_isnan_ever"),
         (module.UpdateRule, "t"),
     ):
-        setattr(owner, name, _KnownByGpu(name, getattr(owner, name, 0)))
+        if not isinstance(vars(owner).get(name), _KnownByGpu):
+            setattr(owner, name, _KnownByGpu(name, getattr(owner, name, 0)))
     for owner in (module.Optimizer, module.UpdateRule):
         owner.__getstate__ = _state
 
@@ -101,4 +109,7 @@ def _settle(owner: Any) -> None:
 def _state(self: Any) -> dict[str, Any]:
     """Return what copies and pickles of an optimizer or update rule contain."""
     _settle(self)
-    return dict(vars(self))
+    found = dict(vars(self))
+    if found.get("_cuda_graphs") is not None:
+        found["_cuda_graphs"] = copy.copy(found["_cuda_graphs"])
+    return found
