@@ -21,7 +21,7 @@ from search_reports import Table, print_summary
 from study import Study
 
 # A study can be continued with other values of these.
-FREE = {"data", "communicator", "gpu", "out", "trials", "ranks_per_trial", "quiet"}
+FREE = training.FREE | {"trials", "ranks_per_trial", "quiet"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

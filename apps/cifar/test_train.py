@@ -174,9 +174,13 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(
         assert message in shown
         assert "\n" not in shown
     assert not Path("trapped").exists()
-    with pytest.raises(SystemExit, match="2"):
-        app.train.main(["--batchsize", "0"])
-    assert "--batchsize must be at least 1, got 0" in capsys.readouterr().err
+    for options, message in [
+        (["--batchsize", "0"], "--batchsize must be at least 1, got 0"),
+        (["--graphs"], "--graphs needs --gpu"),
+    ]:
+        with pytest.raises(SystemExit, match="2"):
+            app.train.main(options)
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.mpi(2, timeout=LIMIT)

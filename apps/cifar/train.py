@@ -18,7 +18,7 @@ from model import MOST_BYTES, load_weights
 from reports import add_reports, print_summary, show_data
 
 # A run can be resumed with other values of these.
-FREE = {"data", "communicator", "gpu", "out", "resume", "evaluate", "tensorboard", "quiet"}
+FREE = training.FREE | {"resume", "evaluate", "tensorboard", "quiet"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -19,6 +19,8 @@ from chainermn.links import create_mnbn_model
 from model import ResNet
 
 LOSS, ACCURACY = "validation/main/loss", "validation/main/accuracy"
+# Options of both scripts that do not change the result.
+FREE = {"data", "communicator", "gpu", "graphs", "out"}
 
 
 def add_arguments(parser: argparse.ArgumentParser, epoch: int) -> None:
@@ -32,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser, epoch: int) -> None:
     add("--epoch", "-e", type=int, default=epoch, help="number of epochs")
     add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
+    add("--graphs", action="store_true", help="launch each step on the GPU as one CUDA graph")
     add("--seed", type=int, default=0, help="seed of weights and random choices")
     add("--out", "-o", metavar="DIR", default="result", help="folder for all output")
 
@@ -43,6 +46,8 @@ def checked(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
         least = 0 if isinstance(value, float) or name == "seed" else 1
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+    if args.graphs and not args.gpu:
+        parser.error("--graphs needs --gpu")
     return args
 
 
@@ -84,6 +89,8 @@ def create_trainer(
     optimizer = chainer.optimizers.MomentumSGD(momentum=0.9)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
     optimizer.setup(model)
+    if args.graphs:
+        optimizer.use_cuda_graphs()
     for name, parameter in model.namedparams():
         if name.endswith("/W"):  # neither biases nor the scales of batch normalization
             parameter.update_rule.add_hook(WeightDecay(args.weight_decay))

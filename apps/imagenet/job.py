@@ -241,6 +241,8 @@ def create_model(
     optimizer = chainer.optimizers.MomentumSGD(momentum=0.9)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
     optimizer.setup(model)
+    if args.graphs:
+        optimizer.use_cuda_graphs()
     if args.mixed16:
         optimizer.use_fp32_update()
         optimizer.loss_scaling()

@@ -12,7 +12,7 @@ from models import ARCHITECTURES
 # lists are compared instead of their names.
 NO_SETTINGS = {
     *("lists", "train", "val", "root", "mean", "classes", "drawn"),
-    *("val_batchsize", "epoch", "communicator", "gpu", "loaderjob", "prefetch"),
+    *("val_batchsize", "epoch", "communicator", "gpu", "graphs", "loaderjob", "prefetch"),
     *("skip_unreadable", "allow_outside", "out", "resume", "evaluate", "tensorboard"),
     *("quiet", "test"),
 }
@@ -50,6 +50,7 @@ def parse_arguments(
     add("--mnbn", action="store_true", help="batch normalization over the batches of all ranks")
     add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
+    add("--graphs", action="store_true", help="launch each step on the GPU as one CUDA graph")
     add("--loaderjob", "-j", type=int, help="worker processes per rank that read images; 0: none")
     ahead = "with --gpu, convert batches and copy them while the GPU computes"
     add("--prefetch", action="store_true", help=ahead)
@@ -86,6 +87,8 @@ def parse_arguments(
         parser.error("--finetune needs initial weights: add --initmodel FILE")
     if args.ema is not None and args.mixed16:
         parser.error("--ema averages weights in float32, which --mixed16 does not have")
+    if args.graphs and not args.gpu:
+        parser.error("--graphs needs --gpu")
     drawn = not args.train
     if args.root is None:
         args.root = Path("generated") if drawn else Path()

@@ -109,6 +109,7 @@ def test_names_in_another_order_than_the_labels(app, tmp_path):
         (["--clip", "-1"], "--clip must be above 0, got -1.0"),
         (["--epoch", "0"], "--epoch must be at least 1, got 0"),
         (["--checkpoint", "0"], "--checkpoint must be at least 1, got 0"),
+        (["--graphs"], "--graphs needs --gpu"),
     ],
 )
 def test_arguments_that_do_not_go_together(arguments, message, app, capsys):

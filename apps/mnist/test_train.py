@@ -294,6 +294,13 @@ def test_convolutional_network_learns(app, run, shared_tmp_path, monkeypatch):
     assert ACCURACY.encode() in events.read_bytes()
 
 
+@pytest.mark.parametrize("script", ["train", "train_single"])
+def test_graphs_need_a_gpu(app, script, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        getattr(app, script).main(["--graphs"])
+    assert capsys.readouterr().err.endswith("error: --graphs needs --gpu\n")
+
+
 def error_of(main, arguments: list[str], capsys) -> str:
     """Return the line with which a script ends on rank 0; the others end silently."""
     comm = chainermn.create_communicator()

@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         validation, args.batchsize, repeat=False, shuffle=False
     )
 
+    if args.graphs:
+        optimizer.use_cuda_graphs()
     updater = chainer.training.StandardUpdater(batches, optimizer, device=device)
     trainer = chainer.training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
     evaluator = extensions.Evaluator(validation_batches, model, device=device)
@@ -64,6 +66,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--epoch", "-e", type=int, default=20, help="number of epochs")
     add("--unit", "-u", type=int, default=200, help="units in each hidden layer")
     add("--gpu", "-g", action="store_true", help="train on GPU")
+    add("--graphs", action="store_true", help="launch each step on the GPU as one CUDA graph")
     add("--seed", type=int, default=0, help="seed of initial weights and shuffling")
     add("--out", "-o", metavar="DIR", default="result", help="folder for log, plots and snapshots")
     add("--resume", "-r", metavar="FILE", help="snapshot to resume from")
@@ -74,6 +77,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if min(args.epoch, args.batchsize, args.unit) < 1 or args.seed < 0:
         parser.error("--epoch, --batchsize and --unit must be at least 1, and --seed at least 0")
+    if args.graphs and not args.gpu:
+        parser.error("--graphs needs --gpu")
     return args
 
 

@@ -700,9 +700,9 @@ def words(node: ast.AST) -> str:
     return GAP
 
 
-def texts_of_the_library() -> set[str]:
-    """Return all texts in the library's source, and their lines, with single spaces."""
-    files = (ROOT / "libs/chainermn/src/chainermn").rglob("*.py")
+def texts_of(library: str) -> set[str]:
+    """Return all texts in a library's source, and their lines, with single spaces."""
+    files = (ROOT / "libs" / library / "src").rglob("*.py")
     found = {words(node) for file in files for node in ast.walk(ast.parse(file.read_bytes()))}
     return {" ".join(text.split()) for whole in found for text in (whole, *whole.splitlines())}
 
@@ -734,7 +734,7 @@ def findings(block: str) -> Iterator[str]:
 
 
 def test_messages_are_those_of_the_library():
-    texts = texts_of_the_library()
+    texts = texts_of("chainermn")
     marked = pages.marked("doctor|said by chainermn")
     assert len(marked) > 10
     for block in marked:
@@ -747,6 +747,15 @@ def test_messages_are_those_of_the_library():
     assert len(headings) > 4
     for heading in headings:
         assert any(re.sub(r"\d+", GAP, heading) in text for text in texts), heading
+
+
+def test_reasons_against_cuda_graphs_are_those_of_the_library():
+    texts = texts_of("chainer_fast")
+    page = pages.read(DOCS / "guides/cuda_graphs.md")
+    table = page.partition("| reason | cause |")[2].partition("\n\n")[0]
+    reasons = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
+    assert len(reasons) > 9
+    assert [reason for reason in reasons if not is_said(reason, texts)] == []
 
 
 def test_files_that_pages_name_are_there():
