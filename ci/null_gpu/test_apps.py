@@ -133,6 +133,43 @@ def test_cifar(tmp_path: Path) -> None:
     assert not found.in_iterations(), show(found)
 
 
+# With CUDA graphs
+
+#: Iterations until graphs are launched: one makes the ranks equal, three are ordinary steps, and
+#: two compare a graph with an ordinary step.
+UNTIL_GRAPHS = 6
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("mnist/train.py", ["--epoch", "1"]),
+        ("cifar/train.py", ["--examples", "800", "--epoch", "1", "--unit", "4"]),
+        ("imagenet/train.py", ["--test", "--loaderjob", "0"]),
+        ("imagenet/train.py", ["--test", "--loaderjob", "0", "--mixed16", "--clip", "1"]),
+        ("imagenet/train.py", ["--test", "--loaderjob", "0", "--mnbn"]),
+    ],
+)
+def test_steps_are_graphs(tmp_path: Path, script: str, options: list[str], ranks: int) -> None:
+    found = train(tmp_path, script, "--graphs", *options, ranks=ranks)
+    # A capture may get memory, but not wait.
+    assert {each.call for each in found.in_captures()} <= set(waits.GROWING), show(found)
+    # The first step makes the float32 copies of parameters, which graphs must find.
+    until = UNTIL_GRAPHS + ("--mixed16" in options)
+    assert not [each for each in found.in_iterations() if each.iteration >= until], show(found)
+    # Those that compare launch a graph, too.
+    expected = {rank: n - until + 2 for rank, n in found.iterations.items()}
+    assert {rank: counts.replays for rank, counts in found.counts.items()} == expected
+
+
+def test_one_process_needs_no_chainermn_for_graphs(tmp_path: Path) -> None:
+    found = train(tmp_path, "mnist/train_single.py", "--graphs", "--epoch", "1", ranks=1)
+    # Here the first iteration makes the optimizer's states, which graphs must find.
+    assert found.counts[0].replays == found.iterations[0] - UNTIL_GRAPHS + 2, show(found)
+    assert not [each for each in found.in_iterations() if each.iteration >= UNTIL_GRAPHS]
+
+
 # Each way to exchange gradients
 
 EXCHANGE = """
