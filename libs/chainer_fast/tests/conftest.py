@@ -38,6 +38,26 @@ def fake_cudnn():
 
 
 @pytest.fixture
+def by_cudnn(monkeypatch):
+    """Send Chainer's functions to cuDNN, as ``CHAINER_COMPAT_CUDNN=1`` does."""
+    pytest.importorskip("cudnn", reason="needs nvidia-cudnn-frontend")
+    from chainer.functions.connection import convolution_2d, deconvolution_2d
+    from chainer.functions.normalization import batch_normalization
+
+    from chainer_fast.repairs import cudnn as routes
+
+    for function, route in (
+        (convolution_2d.Convolution2DFunction, routes.convolve),
+        (convolution_2d.Convolution2DGradW, routes.correlate),
+        (deconvolution_2d.Deconvolution2DFunction, routes.deconvolve),
+    ):
+        monkeypatch.setattr(function, "forward_gpu", route(function.forward_gpu))
+    select = routes.select_normalization(batch_normalization)
+    init = batch_normalization.BatchNormalization.__init__
+    monkeypatch.setattr(init, "__defaults__", (*init.__defaults__[:-1], select))
+
+
+@pytest.fixture
 def stand_in(fake_cudnn):
     """Load a module from that directory afresh, under a name that nothing else uses."""
 

@@ -4,12 +4,9 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from chainer.functions.connection import convolution_2d, deconvolution_2d
-from chainer.functions.normalization import batch_normalization
 
 from chainer_fast.cudnn.normalization import the_normalizer
 from chainer_fast.cudnn.runner import the_runner
-from chainer_fast.repairs import cudnn as routes
 
 pytestmark = pytest.mark.gpu
 
@@ -39,9 +36,8 @@ NORMALIZED = {
 
 
 @pytest.fixture
-def done(device, monkeypatch):
+def done(device, monkeypatch, by_cudnn):
     """Send Chainer's functions to cuDNN; return a list that records what it computes."""
-    pytest.importorskip("cudnn", reason="needs nvidia-cudnn-frontend")
     device.use()
     done = []
     runner = the_runner()
@@ -51,9 +47,6 @@ def done(device, monkeypatch):
         done.append(problem)
         return run(problem, *inputs)
 
-    def replace(function, route):
-        monkeypatch.setattr(function, "forward_gpu", route(function.forward_gpu))
-
     def watch(name):
         function = getattr(the_normalizer(), name)
         watching = lambda *inputs: done.append(name) or function(*inputs)  # noqa: E731
@@ -62,12 +55,6 @@ def done(device, monkeypatch):
     monkeypatch.setattr(runner, "run", watched)
     for name in ("normalize", "gradients"):
         watch(name)
-    replace(convolution_2d.Convolution2DFunction, routes.convolve)
-    replace(convolution_2d.Convolution2DGradW, routes.correlate)
-    replace(deconvolution_2d.Deconvolution2DFunction, routes.deconvolve)
-    select = routes.select_normalization(batch_normalization)
-    init = batch_normalization.BatchNormalization.__init__
-    monkeypatch.setattr(init, "__defaults__", (*init.__defaults__[:-1], select))
     return done
 
 

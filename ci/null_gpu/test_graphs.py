@@ -1,0 +1,82 @@
+"""Training steps are recorded as CUDA graphs; then the host neither waits nor allocates."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci.null_gpu import build, waits
+
+if reason := build.why_not():
+    pytest.skip(reason, allow_module_level=True)
+
+ROOT = build.HERE.parents[1]
+N_STEPS = 20
+
+SCRIPT = """
+import json, sys
+import chainer
+from chainer.training import StandardUpdater, Trainer
+from libs.chainer_fast.tests import models_for_graphs as models
+
+device = chainer.get_device("@cupy:0")
+device.use()
+
+def train(make, optimizer, folder, n_steps):
+    model = chainer.links.Classifier(make())
+    model.to_device(device)
+    optimizer.setup(model)
+    if make is models.Half:
+        optimizer.use_fp32_update()
+        optimizer.loss_scaling()
+    optimizer.use_cuda_graphs()
+    x, t = models.batches(model.predictor, 1)[0]
+    batches = chainer.iterators.SerialIterator(list(zip(x, t)), len(x))
+    updater = StandardUpdater(batches, optimizer, device=device)
+    Trainer(updater, (n_steps, "iteration"), out=folder).run()
+    graphs = optimizer.cuda_graphs
+    return graphs.n_eager, graphs.n_recorded, graphs.n_launched
+
+sgd, adam = chainer.optimizers.SGD, chainer.optimizers.Adam
+cases = [(models.Perceptron, adam()), (models.Images, sgd()), (models.Half, sgd())]
+cases.append((models.Words, sgd()))
+print(json.dumps([train(*case, sys.argv[1], int(sys.argv[2])) for case in cases]))
+"""
+
+
+def test_the_host_waits_for_nothing_once_graphs_are_launched(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "out"), str(N_STEPS)]
+    environment = build.environment(1, notes)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    found = waits.read(notes)
+    of_each = json.loads(done.stdout)
+    # Adam's states and float32 copies are new after the first step, so counting begins anew.
+    assert of_each == [[4, 1, 14], [3, 1, 15], [4, 1, 14], [3, 1, 15]]
+    counts = found.counts[0]
+    n_launched = sum(n for *_, n in of_each)
+    assert counts.captures == 4
+    # Two steps by each graph were compared with eager ones.
+    assert counts.replays == n_launched + 2 * 4
+    # A capture may allocate, if the step before left its memory in other pieces.
+    assert {each.call for each in found.in_captures()} <= {"cudaMalloc"}
+    late = [each for each in found.in_iterations() if each.iteration >= N_STEPS - 14]
+    assert waits.show(late) == waits.show([])
+
+
+def test_what_a_gpu_is_to_prove_can_be_recorded() -> None:
+    """Go through the tests for GPUs, without their numbers."""
+    tests = "libs/chainer_fast/tests/gpu/test_graphs.py"
+    command = [sys.executable, str(build.HERE), sys.executable, "-m", "pytest", "-q", tests]
+    command += ["-m", "gpu", "-p", "no:cacheprovider", "--tb=short"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout
+    assert " failed" not in done.stdout
