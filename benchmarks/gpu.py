@@ -11,17 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures, plots, report
+from benchmarks import figures, graphs, plots, report
 from benchmarks.figures import Group, Measured
 from benchmarks.harness import REPOSITORY, Contestant, Place, Settings, take_turns, why_no_torch
-from benchmarks.networks import GRADIENT_BYTES, TITLES
+from benchmarks.networks import GRADIENT_BYTES, MIXED, SINGLE, TITLES
 from chainermn.communicators import registered
 from chainermn.launch.mpiexec import NAMES
 from chainermn.spans import Span
 
 #: Files with the verdicts of ``ci/prove_on_gpu.py`` for each MPI, beside the raw figures.
 VERDICTS = "proof_on_gpu-{mpi}.md"
-SINGLE, MIXED = "float32", "mixed precision"
 #: Networks, batch sizes and precisions. With small batches, the host limits the speed.
 CASES = (
     ("conv", 64, SINGLE),
@@ -59,6 +58,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
         return
     gpus = len(the_gpu().devices())
     yield from copies(settings)
+    yield from graphs.measure(settings, has_cudnn=has_cudnn())
     place = Place(f"one rank on each of {gpus} GPUs" if gpus > 1 else "one GPU", (gpus,))
     for network, batch, precision in CASES:
         title = f"iteration, {TITLES[network]}, {precision}, batch {batch}; {place.title}"
@@ -253,9 +253,8 @@ def draw() -> None:
         for network in ("resnet50", "conv"):
             bars = []
             for case, batch, precision in CASES:
-                group = figures.find(
-                    content, network=network, batch=str(batch), precision=precision
-                )
+                key = {"network": network, "batch": str(batch), "precision": precision}
+                group = figures.find(content, what="iteration", **key)
                 short = precision.partition(" ")[0]
                 for row, label in rows.items():
                     ratio = group.ratio(row, "PyTorch")

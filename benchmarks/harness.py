@@ -48,10 +48,13 @@ TEAMS = {
     "oneDNN": ("with_chainer", {**WITH_ONEDNN, **ONE_THREAD}),
     "oneDNN, all cores": ("with_chainer", {**WITH_ONEDNN, **ALL_CORES}),
     "with cuDNN": ("with_chainer", {"CHAINER_COMPAT_CUDNN": "1"}),
+    "with cuDNN, graphs": ("with_chainer", {"CHAINER_COMPAT_CUDNN": "1"}),
+    "ours, graphs": ("with_chainer", {}),
     "snapshots": ("snapshots", {}),
     "copies on a GPU": ("gpu_copies", {}),
     "mpi": ("with_mpi", {}),
     "torch": ("with_torch", ONE_THREAD),
+    "torch, graphs": ("torch_graphs", ONE_THREAD),
     "torch, all cores": ("with_torch", ALL_CORES),
 }
 
@@ -245,8 +248,8 @@ class Team:
     def finish(self) -> list[dict[str, Any]]:
         """Wait for all ranks, and return what each has measured.
 
-        These are ``seconds`` per step. With `Orders.obey`, they also have ``times``, the number of
-        steps in a repeat, and the bytes ``sent`` per step.
+        These are ``seconds`` per step, and perhaps other ``figures``. With `Orders.obey`, they
+        also have ``times``, the number of steps in a repeat, and the bytes ``sent`` per step.
 
         Raises
         ------
@@ -394,6 +397,7 @@ def turns(
                 answers = team.finish()
                 row = measured[contestant.name]
                 row.seconds.append(slowest(answers))
+                row.more |= answers[0].get("figures", {})
                 if team.place.cluster is not None:
                     row.more["MB sent per host"] = max(answer["sent"] for answer in answers) / 1e6
     return list(measured.values())

@@ -13,6 +13,7 @@ TITLES = {
     "conv": "conv net",
     "resnet50": "ResNet-50",
 }
+SINGLE, MIXED = "float32", "mixed precision"
 
 DIGITS_UNITS, MLP_UNITS = (64, 200, 200, 10), (784, 1000, 1000, 10)
 #: Ten million parameters, and the number of iterations between two snapshots.

@@ -5,6 +5,7 @@ Use only public names of the library here, because all versions have these.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ from benchmarks.ranks.with_settings import made_from
 
 # After these, overlap='auto' has decided on several hosts whether overlap pays.
 _ITERATIONS_OF_TRIAL = 20
+# After these, a step is launched as a CUDA graph.
+_FIRST = 8
 
 
 def run(orders: Orders) -> None:
@@ -49,11 +52,13 @@ def iteration(
     on_gpu: bool = False,
     mixed: bool = False,
     compares: bool = False,
+    graphs: bool | None = None,
     **settings: Any,
 ) -> Step:
     """Return a whole iteration, or only a comparison of replicas.
 
-    Settings are those of `make_optimizer`.
+    If ``graphs`` is given, the iteration also tells what the first ones cost. Settings are those
+    of `make_optimizer`.
     """
     wire: dict[str, Any] = {} if dtype is None else {"allreduce_grad_dtype": dtype}
     comm = chainermn.create_communicator(communicator, **wire)
@@ -74,6 +79,8 @@ def iteration(
             optimizer.update(model, x, t)
 
     step = until_done(update, device)
+    if graphs is not None:
+        return with_cost(step, optimizer, graphs)
     for _ in range(_ITERATIONS_OF_TRIAL if settings.get("overlap") == "auto" else 1):
         step()
     if compares:
@@ -82,6 +89,28 @@ def iteration(
     if period > 1:
         return Repeated(step, period)
     return Pipelined(step, optimizer.wait) if settings.get("double_buffering") else step
+
+
+def with_cost(step: Callable[[], None], optimizer: Any, uses_graphs: bool) -> Step:
+    """Return a step that tells seconds of the first steps, and the GPU memory in use."""
+    if uses_graphs:
+        optimizer.use_cuda_graphs()
+    start = time.perf_counter()
+    for _ in range(_FIRST):
+        step()
+    seconds = time.perf_counter() - start
+    n_bytes = chainer.backends.cuda.memory_pool.total_bytes()
+    if uses_graphs:
+        if not optimizer.cuda_graphs.n_launched:
+            raise RuntimeError(f"none of the first {_FIRST} steps was launched as a graph")
+        n_bytes += optimizer.cuda_graphs.n_bytes
+    figures = {f"s for the first {_FIRST} steps": seconds, "MB of GPU memory": n_bytes / 1e6}
+
+    def measured() -> dict[str, Any]:
+        step()
+        return {"figures": figures}
+
+    return measured
 
 
 def make_optimizer(comm: Any, mixed: bool = False, rule: str = "SGD", **settings: Any) -> Any:

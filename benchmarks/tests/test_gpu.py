@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import figures, gpu, harness, report
+from benchmarks import figures, gpu, graphs, harness, report
 from benchmarks.collect import collect
 from benchmarks.figures import Group, Measured
 from benchmarks.gpu import COPIES, IDLE
@@ -78,7 +78,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr("chainermn.transport.gpu.available.why_no_gpu", lambda: None)
         monkeypatch.setattr("chainermn.transport.gpu.available.why_no_nccl", lambda: None)
         monkeypatch.setattr("chainermn.transport.gpu.device.the_gpu", lambda: Gpu())
-        monkeypatch.setattr(gpu, "take_turns", take_turns)
+        for module in (gpu, graphs):
+            monkeypatch.setattr(module, "take_turns", take_turns)
         monkeypatch.setattr(
             gpu, "record", lambda *_: {0: spans(("forward", 0, 1), ("forward", 2, 3))}
         )
@@ -123,6 +124,33 @@ def test_only_some_titles(machine: Any) -> None:
     # Gathering and scattering each read 102.2 MB and write as many, all in one second.
     assert groups[0].rows[0].more["GB/s"] == pytest.approx(0.4089, abs=1e-4)
     assert groups[1].rows[0].more["GB/s"] == pytest.approx(0.3067, abs=1e-4)
+
+
+def test_graphs_compete_with_all_that_pytorch_has(machine: Any) -> None:
+    taken = machine(2)
+    settings = dataclasses.replace(SETTINGS, only="graphs, conv net, mixed")
+    (group,) = [each for each in gpu.measure(settings) if isinstance(each, Group)]
+    assert group.title == "graphs, conv net, mixed precision, batch 64; one GPU"
+    ((place, found),) = taken
+    assert place.ranks == (1,)
+    names = [contestant.name.replace(", with cuDNN", "") for contestant in found]
+    assert names == [
+        "ours",
+        "ours, graphs",
+        "PyTorch",
+        "PyTorch, CUDA graph",
+        "PyTorch, channels last",
+        "PyTorch, channels last, CUDA graph",
+        "PyTorch, channels last, compiled",
+    ]
+    teams = {contestant.team for contestant in found}
+    assert len(teams) == 4, "memory is that of a process"
+
+
+def test_graphs_are_compared_with_the_fastest() -> None:
+    rows = [Measured("ours", [1.0]), Measured("PyTorch", [3.0]), Measured("PyTorch, x", [2.0])]
+    assert graphs.fastest_of([*rows, Measured("PyTorch, y")], "PyTorch") == "PyTorch, x"
+    assert graphs.fastest_of(rows[:1], "PyTorch") == "ours"
 
 
 def test_every_team_is_known(machine: Any) -> None:

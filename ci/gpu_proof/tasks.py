@@ -16,11 +16,21 @@ APPS = Path(__file__).resolve().parents[2] / "apps"
 TEST_SECONDS = 20
 #: Parts of the titles of `benchmarks.gpu`: each selects a measurement.
 MEASURED = ("idle", "iteration, ResNet-50", "iteration, conv net", "gather", "exchange")
+WITH_GRAPHS = tuple(
+    f"graphs, {what}"
+    for what in (
+        "MLP",
+        "ResNet-50, mixed precision, batch 64",
+        "conv net",
+        "ResNet-50, mixed precision, batch 256",
+    )
+)
 
 # Tests on ranks that have a task of their own.
 _KERNELS, _TIMELINE = "(batched_copy or kernel)", "test_timeline"
 _OVERLAP, _BUFFERS = "overlap", "double_buffering"
 _MISSING = "missing_from_nccl"
+_GRAPHS, _STEPS_OF_RANKS = "(graphs or recordable)", "test_recorded_steps"
 _SANITIZER = "/usr/local/cuda/bin/compute-sanitizer"
 
 
@@ -133,7 +143,7 @@ def on_ranks() -> Iterator[Task]:
     yield Task("transports", title, [by_mpi], 60, rehearsed=[by_mpi])
     by_nccl = tests(RANKS, only=f"{transports} and nccl", ranks=[1])
     yield Task("nccl", "NCCL on one rank", [by_nccl], 50)
-    own = ("test_transports", _KERNELS, _TIMELINE, _OVERLAP, _BUFFERS, _MISSING)
+    own = ("test_transports", _KERNELS, _TIMELINE, _OVERLAP, _BUFFERS, _MISSING, _STEPS_OF_RANKS)
     rest = [f"not {name}" for name in own]
     title = "communicators, functions, links, compression"
     yield Task("communicators", title, on_one_and_more(" and ".join(rest)), 140)
@@ -151,10 +161,13 @@ def on_ranks() -> Iterator[Task]:
 def on_one_rank(processes: int) -> Iterator[Task]:
     """Yield the tasks for Chainer and the apps on one rank."""
     together = ["-n", str(processes)] if processes > 1 else []
+    graphs = [tests(*together, FAST, only=_GRAPHS, seconds=60), *on_one_and_more(_STEPS_OF_RANKS)]
+    title = "CUDA graphs: the numbers of eager steps, and what falls back"
+    yield Task("graphs", title, graphs, 120, Lane.COMPUTE)
     computes = tests(*together, COMPUTE)
     title = "Chainer's functions and links"
     yield Task("compute", title, [computes], 150, Lane.COMPUTE, rehearsed=[computes])
-    fast = tests(*together, FAST)
+    fast = tests(*together, FAST, only=f"not {_GRAPHS}")
     title = "cuDNN, and kernels faster than Chainer's"
     yield Task("cudnn", title, [fast], 150, Lane.COMPUTE, rehearsed=[fast])
     # Other tests of the apps import packages that may be missing.
@@ -165,6 +178,13 @@ def on_one_rank(processes: int) -> Iterator[Task]:
 
 def alone(out: str) -> Iterator[Task]:
     """Yield the tasks that fill the GPU, or that other tasks would disturb."""
+    measure = ["-m", "benchmarks", "gpu", "--rounds", "3", "--output", f"{out}/results"]
+    results = "results/raw/gpu-mpich.json"
+    # One at a time: each saves its results when it ends.
+    graphs = [[*measure, "--only", what] for what in WITH_GRAPHS]
+    title = "times with CUDA graphs"
+    quick = [[*measure, "--quick"]]
+    yield Task("graph_times", title, graphs, 170, Lane.ALONE, writes=results, rehearsed=quick)
     shared = [tests(RANKS, only="nccl", ranks=[2]), tests(RANKS, only="nccl", ranks=[3, 4])]
     title = "NCCL on several ranks, which may share a GPU"
     yield Task("shared_gpu", title, shared, 100, Lane.ALONE, needs_own_nccl=True)
@@ -177,15 +197,6 @@ def alone(out: str) -> Iterator[Task]:
     trained, rehearsed = [*mnist, "--gpu", "--epoch", "5"], [*mnist, "--epoch", "1"]
     title = "apps/mnist with --gpu and --communicator flat, on two ranks"
     yield Task("two_ranks", title, [trained], 50, Lane.ALONE, rehearsed=[rehearsed])
-    measure = ["-m", "benchmarks", "gpu", "--rounds", "3", "--output", f"{out}/results"]
-    # One at a time: each saves its results when it ends.
     measured = [[*measure, "--only", what] for what in MEASURED]
-    yield Task(
-        "benchmarks",
-        "benchmarks",
-        measured,
-        300,
-        Lane.ALONE,
-        writes="results/raw/gpu-mpich.json",
-        rehearsed=[[*measure, "--quick"]],
-    )
+    title = "benchmarks"
+    yield Task("benchmarks", title, measured, 300, Lane.ALONE, writes=results, rehearsed=quick)

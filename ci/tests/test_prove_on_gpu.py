@@ -348,8 +348,8 @@ def test_all_that_is_bundled_is_locked() -> None:
 
 
 def test_the_titles_that_tasks_ask_for_are_those_of_benchmarks() -> None:
-    source = (ROOT / "benchmarks/gpu.py").read_text()
-    for what in gpu_tasks.MEASURED:
+    source = "".join((ROOT / f"benchmarks/{name}.py").read_text() for name in ("gpu", "graphs"))
+    for what in (*gpu_tasks.MEASURED, *gpu_tasks.WITH_GRAPHS):
         assert f'"{what.split(",")[0]}' in source.replace('f"', '"'), what
 
 
