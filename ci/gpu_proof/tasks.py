@@ -161,7 +161,10 @@ def on_ranks() -> Iterator[Task]:
 def on_one_rank(processes: int) -> Iterator[Task]:
     """Yield the tasks for Chainer and the apps on one rank."""
     together = ["-n", str(processes)] if processes > 1 else []
-    graphs = [tests(*together, FAST, only=_GRAPHS, seconds=60), *on_one_and_more(_STEPS_OF_RANKS)]
+    graphs = [
+        tests(*together, FAST, only=_GRAPHS, seconds=60),
+        tests(RANKS, only=_STEPS_OF_RANKS, ranks=[1]),
+    ]
     title = "CUDA graphs: the numbers of eager steps, and what falls back"
     yield Task("graphs", title, graphs, 120, Lane.COMPUTE)
     computes = tests(*together, COMPUTE)
@@ -185,7 +188,8 @@ def alone(out: str) -> Iterator[Task]:
     title = "times with CUDA graphs"
     quick = [[*measure, "--quick"]]
     yield Task("graph_times", title, graphs, 170, Lane.ALONE, writes=results, rehearsed=quick)
-    shared = [tests(RANKS, only="nccl", ranks=[2]), tests(RANKS, only="nccl", ranks=[3, 4])]
+    by_nccl = f"nccl or {_STEPS_OF_RANKS}"
+    shared = [tests(RANKS, only=by_nccl, ranks=[2]), tests(RANKS, only=by_nccl, ranks=[3, 4])]
     title = "NCCL on several ranks, which may share a GPU"
     yield Task("shared_gpu", title, shared, 100, Lane.ALONE, needs_own_nccl=True)
     missing = [tests(RANKS, only=_MISSING, seconds=60)]
