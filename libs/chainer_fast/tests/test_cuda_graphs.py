@@ -1,5 +1,6 @@
 """Steps as graphs: the same as eager steps, bit for bit, on a stand-in for a GPU."""
 
+import contextlib
 import copy
 
 import chainer
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 
+from chainer_fast.graphs.drawing import draws
 from chainer_fast.graphs.state import State
 from chainer_fast.repairs import graphs, launches, waits
 from libs.chainer_fast.tests.stand_in_kernels import Kernel
@@ -187,6 +189,28 @@ def test_mixed_precision_skips_steps_that_overflow(make):
     assert launched(optimizer) > 25
     assert optimizer.cuda_graphs.n_recorded == 1
     assert next(optimizer.target.params()).update_rule.t == 36
+
+
+def test_recording_takes_no_random_numbers():
+    def shifted(x):
+        draws().next_call()
+        return x + draws().key[1].astype("f")
+
+    def train_with(hook):
+        model, found = Model(), []
+        optimizer = sgd().setup(model)
+        optimizer.use_cuda_graphs()
+        for x, t in batches(12):
+            with hook:
+                optimizer.update(lambda x, t: model(shifted(x), t), x, t)
+            found.append(np.array(model.y.array))
+        return found, optimizer
+
+    found, optimizer = train_with(contextlib.nullcontext())
+    # While there is a hook of functions, nothing is recorded.
+    expected, _ = train_with(chainer.FunctionHook())
+    np.testing.assert_array_equal(found, expected)
+    assert launched(optimizer) > 5
 
 
 @pytest.mark.parametrize("make", [sgd, adam])

@@ -7,8 +7,11 @@ same state, before graphs are launched in their place.
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import chainer
@@ -38,6 +41,7 @@ MOST_BEGUN = 8
 #: Number of launches after which the host looks whether the GPU has skipped steps.
 LAUNCHES_BETWEEN_LOOKS = 100
 
+_OWN = Path(__file__).resolve().parents[1]
 _PARTS = "the loss function", "the arguments", "settings or attributes of links", "the exchange"
 
 
@@ -264,15 +268,14 @@ class CudaGraphs:
         self.settle(optimizer)
         shared.scaling.take(optimizer)
         self.n_recorded += 1
-        shared.draw_next()
         prepared = _attempt(lambda: self._prepare(call))
         reasons = steps.reasons(prepared.problem)
         if not reasons:
             small, recorded = prepared.result
             problem = _attempt(lambda: recorded.rehearse(call.args, call.kwds)).problem
             reasons = steps.reasons(problem)
-            if reasons and (len(reasons) < steps.n_ranks or len(set(reasons.values())) > 1):
-                # The GPUs of the others wait for what these have not sent.
+            if 0 < len(reasons) < steps.n_ranks or len(set(map(_kind, reasons.values()))) > 1:
+                # They may have failed apart: GPUs wait for what others have not sent.
                 raise RuntimeError(f"a training step failed: {_shown(reasons, steps)}")
             shared.recorder.wait()
             small.restore()
@@ -427,8 +430,24 @@ def _attempt(do: Callable[[], Any]) -> _Attempt:
         return _Attempt(do(), None)
     except Exception as error:
         text = str(error).strip() or "no message"
-        is_reason = isinstance(error, NotRecordable)
-        return _Attempt(None, text if is_reason else f"{type(error).__name__}: {text}")
+        if not isinstance(error, NotRecordable):
+            text = f"{type(error).__name__}: {text}{_where(error)}"
+        return _Attempt(None, text)
+
+
+def _where(error: Exception) -> str:
+    """Return the innermost line of the script that has led to an error, for a message."""
+    lines = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and _OWN not in Path(frame.filename).parents
+    ]
+    return f" (line {lines[-1].lineno} of {lines[-1].filename})" if lines else ""
+
+
+def _kind(problem: str) -> str:
+    """Return a problem without numbers, such as those of ranks."""
+    return re.sub(r"\d+", "", problem)
 
 
 def _check_equal(different: Sequence[str]) -> None:
