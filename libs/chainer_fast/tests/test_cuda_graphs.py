@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import random
 
 import chainer
 import chainer.functions as F
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 
+from chainer_fast.graphs.cuda_graphs import LAUNCHES_BETWEEN_LOOKS
 from chainer_fast.graphs.drawing import draws
 from chainer_fast.graphs.state import State
 from chainer_fast.repairs import graphs, launches, waits
@@ -536,3 +538,317 @@ def test_copies_of_an_optimizer_have_what_the_gpu_knows():
     twin = copy.deepcopy(optimizer)
     assert twin._loss_scale == optimizer._loss_scale
     assert twin.cuda_graphs.n_launched == 0
+
+
+@pytest.mark.parametrize(("factor", "is_accepted"), [(1 + 2**-23, True), (1.0005, False)])
+def test_rounding_is_accepted_and_no_more(factor, is_accepted, monkeypatch):
+    original, model = Tape.launch, Model()
+
+    def launch(self, stream):
+        original(self, stream)
+        model.w1.array[...] *= np.float32(factor)
+
+    monkeypatch.setattr(Tape, "launch", launch)
+    with contextlib.nullcontext() if is_accepted else pytest.warns(UserWarning, match="/w1"):
+        _, _, optimizer = train(momentum(), batches(10), graphs=True, model=model)
+    assert optimizer.cuda_graphs.are_on == is_accepted
+
+
+def decay_a_rule(k, optimizer):
+    rule = optimizer.target.w1.update_rule
+    if k == 10:
+        rule.add_hook(chainer.optimizer_hooks.WeightDecay(0.3))
+    if k == 18:
+        rule.remove_hook("WeightDecay")
+
+
+def exchange_a_hook(k, optimizer):
+    if k == 10:
+        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.1))
+    if k == 18:
+        optimizer.remove_hook("WeightDecay")
+        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.7))
+
+
+def exchange_a_rule(k, optimizer):
+    if k == 10:
+        rule = optimizer.create_update_rule()
+        rule.hyperparam.lr = 0.01
+        optimizer.target.w1.update_rule = rule
+
+
+def give_a_rule_other_parents(k, optimizer):
+    if k == 10:
+        rule = chainer.optimizers.MomentumSGD(0.01).create_update_rule()
+        optimizer.target.w1.update_rule = rule
+
+
+@pytest.mark.parametrize(
+    "between", [decay_a_rule, exchange_a_hook, exchange_a_rule, give_a_rule_other_parents]
+)
+def test_hooks_and_rules_that_come_and_go(between):
+    optimizer = compare(momentum, batches(30), between=between)
+    assert launched(optimizer) >= 9
+
+
+def test_a_hyperparameter_that_chooses_the_kernel():
+    def between(k, optimizer):
+        if k == 15:
+            optimizer.hyperparam.amsgrad = True
+            for parameter in optimizer.target.params():
+                parameter.update_rule.state["vhat"] = to_gpu(np.zeros(parameter.shape, "f"))
+
+    assert launched(compare(adam, batches(30), between=between)) >= 15
+
+
+def test_parameters_that_are_frozen_while_steps_overflow():
+    def between(k, optimizer):
+        if k in (12, 22):
+            optimizer.target.b1.update_rule.enabled = k == 22
+
+    with pytest.warns(UserWarning, match="not finite"):
+        data = half_batches(34, infinite=(10, 16, 19, 27))
+        optimizer = compare(adam, data, prepare=mixed, between=between)
+    assert optimizer.target.b1.update_rule.t == 22
+
+
+class Scaled(Model):
+    """A model whose loss depends on a setting, in one of several places."""
+
+    factor = 1.0
+
+    def forward(self, x, t):
+        return super().forward(x, t) * self.find_factor()
+
+
+class WithAttribute(Scaled):
+    def find_factor(self):
+        return self.factor
+
+    def set_factor(self, value):
+        self.factor = np.float32(value)
+
+
+class WithList(Scaled):
+    def __init__(self):
+        super().__init__()
+        self.factors = [1.0]
+
+    def find_factor(self):
+        return self.factors[0]
+
+    def set_factor(self, value):
+        self.factors[0] = value
+
+
+class WithFunction(Scaled):
+    def __init__(self):
+        super().__init__()
+        self.find_factor = lambda: 1.0
+
+    def set_factor(self, value):
+        self.find_factor = lambda: value
+
+
+class WithArray(Scaled):
+    def __init__(self):
+        super().__init__()
+        self.constant = to_gpu(np.ones((), "f"))
+
+    def find_factor(self):
+        return self.constant
+
+    def set_factor(self, value):
+        self.constant = to_gpu(np.array(value, "f"))
+
+
+class WithOptions(Scaled):
+    class Options:
+        factor = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.options = self.Options()
+
+    def find_factor(self):
+        return self.options.factor
+
+    def set_factor(self, value):
+        self.options.factor = value
+
+
+@pytest.mark.parametrize("kind", [WithAttribute, WithList, WithFunction, WithArray, WithOptions])
+def test_attributes_of_a_model_that_a_script_changes(kind):
+    def run(graphs):
+        model = kind()
+        changed = {10: 0.5, 20: 0.25}
+
+        def between(k, optimizer):
+            if k in changed:
+                model.set_factor(changed[k])
+
+        return train(momentum(), batches(30), graphs=graphs, model=model, between=between)
+
+    expected, (found, _, optimizer) = run(False), run(True)
+    assert_same([found], [expected[0]])
+    assert launched(optimizer) >= 15
+
+
+FACTOR = 1.0
+
+
+def by_global(model, options):
+    return lambda x, t: model(x, t) * FACTOR
+
+
+def by_closure(model, options):
+    return lambda x, t: model(x, t) * options["factor"]
+
+
+def by_method(model, options):
+    class Loss:
+        def __init__(self):
+            self.factor = options["factor"]
+
+        def compute(self, x, t):
+            return model(x, t) * self.factor
+
+    return Loss().compute
+
+
+def by_keyword(model, options):
+    def loss(x, t, *, factor=options["factor"]):
+        return model(x, t) * factor
+
+    return loss
+
+
+@pytest.mark.parametrize("make", [by_global, by_closure, by_method, by_keyword])
+def test_what_a_loss_function_refers_to(make, monkeypatch):
+    def run(graphs):
+        model, options = Model(), {"factor": 1.0}
+        optimizer = momentum().setup(model)
+        if graphs:
+            optimizer.use_cuda_graphs()
+        loss = make(model, options)
+        for k, batch in enumerate(batches(30)):
+            if k == 15:
+                options["factor"] = 0.5
+                monkeypatch.setitem(globals(), "FACTOR", 0.5)
+                loss = make(model, options)
+            optimizer.update(loss, *batch)
+        monkeypatch.setitem(globals(), "FACTOR", 1.0)
+        return {name: np.array(p.array) for name, p in model.namedparams()}, optimizer
+
+    expected, (found, optimizer) = run(False), run(True)
+    assert_same([found], [expected[0]])
+    assert launched(optimizer) >= 15
+
+
+class DrawsOnTheHost(Model):
+    def forward(self, x, t):
+        return super().forward(x, t) * (2 if random.random() < 0.1 else 1)
+
+
+class ChangesArguments(Model):
+    def forward(self, x, t):
+        x *= 2
+        return super().forward(x, t)
+
+
+class KeepsAList(Model):
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def forward(self, x, t):
+        loss = super().forward(x, t)
+        self.losses.append(loss)
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (DrawsOnTheHost, "it draws random numbers on the host"),
+        (ChangesArguments, "it changes an argument of the loss function in place"),
+        (KeepsAList, "differed each time|it changes the length of a list"),
+    ],
+)
+def test_what_a_model_must_not_do(model, reason):
+    def run(graphs):
+        random.seed(3)
+        made = model()
+        data = [(to_gpu(x), to_gpu(t)) for x, t in batches(80)]
+        found, _, optimizer = train(momentum(), data, graphs=graphs, model=made)
+        return found, len(getattr(made, "losses", ())), optimizer
+
+    expected = run(False)
+    with pytest.warns(UserWarning, match=f"no CUDA graphs: .*({reason})"):
+        found = run(True)
+    assert_same([found[0]], [expected[0]])
+    assert found[1] == expected[1]
+    assert launched(found[2]) == 0
+
+
+def test_parameters_that_another_optimizer_updates():
+    def run(graphs):
+        first, second = Model(), Model()
+        optimizers = [momentum().setup(each) for each in (first, second)]
+        if graphs:
+            optimizers[0].use_cuda_graphs()
+        for x, t in batches(20):
+            second.cleargrads()
+            optimizers[0].update(lambda x, t: first(x, t) + second(x, t), x, t)
+            optimizers[1].update()
+        return {name: np.array(p.array) for name, p in second.namedparams()}
+
+    expected = run(False)
+    with pytest.warns(UserWarning, match="depends on parameter .* does not update"):
+        assert_same([run(True)], [expected])
+
+
+def test_steps_that_are_skipped_are_told_in_time():
+    data = half_batches(30)
+    _, _, optimizer = train(sgd(), data, graphs=True, prepare=mixed)
+    data[0][0][...] = np.inf
+    with pytest.warns(UserWarning, match="not finite"):
+        for _ in range(LAUNCHES_BETWEEN_LOOKS + 1):
+            optimizer.update(optimizer.target, *data[0])
+
+
+def test_an_optimizer_with_methods_of_its_own():
+    class Careful(chainer.optimizers.SGD):
+        def is_safe_to_update(self):
+            return self.t % 2 == 0
+
+    with pytest.warns(UserWarning, match="Careful has a method 'is_safe_to_update' of its own"):
+        compare(lambda: Careful(0.1), batches(10))
+
+
+def test_plain_attributes_and_results_are_those_of_the_step():
+    class Notes(Model):
+        def forward(self, x, t):
+            self.size, self.cache = len(x), None
+            return super().forward(x, t)
+
+    model = Notes()
+    small, large = batches(40, size=3), batches(40)
+    optimizer = momentum().setup(model)
+    optimizer.use_cuda_graphs()
+    for k in range(40):
+        model.cache = 1
+        batch = small[k] if k % 5 == 4 else large[k]
+        optimizer.update(model, *batch)
+        assert (model.size, model.cache) == (len(batch[0]), None)
+        assert model.y.shape == (len(batch[0]), 2)
+    assert launched(optimizer) >= 25
+
+
+def test_a_model_in_host_memory_without_its_parameters():
+    model = chainer.links.Classifier(chainer.links.Linear(None, 2))
+    optimizer = chainer.optimizers.SGD().setup(model)
+    optimizer.use_cuda_graphs()
+    with pytest.warns(UserWarning, match="no CUDA graphs: the model is not on a GPU"):
+        for _ in range(2):
+            optimizer.update(model, np.ones((4, 3), "f"), np.zeros(4, "i"))
