@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     to_batch = data.ToBatch(about["mean"], about["deviation"], args.skip_unreadable)
     converted = training_batches, to_batch
-    if args.prefetch:
+    if args.prefetch or args.graphs:
         converted = prefetch_to_device(*converted, device)
     updater = chainer.training.StandardUpdater(converted[0], optimizer, converted[1], device)
     end = (10, "iteration") if args.test else (args.epoch, "epoch")

@@ -158,10 +158,10 @@ def amsbound():
 
 
 @pytest.mark.parametrize("make", [sgd, momentum, adam, amsbound])
-def test_a_hundred_steps(make):
-    optimizer = compare(make, batches(100))
+def test_optimizers(make):
+    optimizer = compare(make, batches(30))
     assert optimizer.cuda_graphs.n_recorded == 1
-    assert launched(optimizer) >= 94
+    assert launched(optimizer) >= 24
 
 
 def half(model):
