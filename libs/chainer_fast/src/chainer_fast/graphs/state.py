@@ -10,7 +10,7 @@ import numpy as np
 # A graph may differ from an eager step by this much, if two eager steps differ: so many times the
 # difference of those, plus this share of the step itself.
 _TIMES, _SHARE = 10.0, 0.01
-# If they do not: by so many units in the last place, plus this share of the step. Kernels of a
+# If they do not: by these units in the last place, plus this share of the step. Kernels of a
 # graph read numbers from memory, so a compiler may round differently.
 _UNITS, _ROUNDED_SHARE = 2.0, 1e-5
 
