@@ -221,6 +221,8 @@ class RecordedSteps:
         parents = {id(parent): parent for _, own in self._rules if (parent := own["_parent"])}
         self._shared = [vars(parent) for parent in parents.values()]
         self._last: Any = None
+        # A graph is for rules with the same hooks.
+        self._with_hooks = [rule for rule, _ in self._rules if _hook_rates(rule)]
 
     def enqueue_decay(self, hook: Any) -> None:
         """Enqueue weight decay for all parameters, as a hook of the optimizer applies it."""
@@ -304,8 +306,9 @@ class RecordedSteps:
         """
         everything = (
             [vars(rule)["t"] for rule, _ in self._rules] if uses_t else 0,
-            [list(own.values()) for _, own in self._rules],
-            [_hook_rates(rule) for rule, _ in self._rules],
+            # Besides its parent, most have none of their own.
+            [list(own.values()) if len(own) > 1 else None for _, own in self._rules],
+            [_hook_rates(rule) for rule in self._with_hooks],
             [list(shared.values()) for shared in self._shared],
             [hook.rate for hook in self._decays],
         )

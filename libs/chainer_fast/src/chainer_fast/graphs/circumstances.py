@@ -184,6 +184,8 @@ class Circumstances:
         Number of the current settings: the same again if they are.
     results : set
         Attributes of links that steps replace by arrays, as pairs of the link's id and a name.
+    why_not : str or None
+        What prevents graphs for good.
     """
 
     def __init__(self) -> None:
@@ -191,15 +193,20 @@ class Circumstances:
         self.links: list[chainer.Link] = []
         self.number = 0
         self.results: set[tuple[int, str]] = set()
+        self.why_not: str | None = None
         self._numbers: dict[Hashable, int] = {}
         self._next_number = itertools.count()
         self._seen: tuple[Any, ...] = ()
         self._mappings: list[tuple[Mapping[str, Any], list[Any]]] = []
+        self._positions: dict[int, int] = {}
         self._lists: list[tuple[list[Any], list[Any]]] = []
         self._rules: list[tuple[Mapping[str, Any], tuple[Any, ...]]] = []
         self._parameters: list[tuple[Any, Any, Any]] = []
         #: Hyperparameters of single parameters, and how many there are.
-        self._own: list[tuple[Mapping[str, Any], int]] = []
+        self._own: list[Mapping[str, Any]] = []
+        self._n_own = 0
+        #: Mappings for hooks that have none.
+        self._empty: list[Mapping[str, Any]] = []
 
     def look(self, optimizer: Any, others: Sequence[chainer.Link]) -> bool:
         """Look at everything; return whether the arrays are those of the last look.
@@ -225,6 +232,7 @@ class Circumstances:
         self._seen = seen
         self.links = _unique([optimizer.target, *others])
         before, self.arrays = self.arrays, dict(_places(optimizer, self.links))
+        self.why_not = why_not(optimizer)
         self._mappings.clear()
         key = seen, *self._settings(optimizer)
         if len(self._numbers) > _MOST_SETTINGS:
@@ -237,11 +245,9 @@ class Circumstances:
 
     def note_results(self, attributes: Iterable[Attribute]) -> None:
         """Take it as seen that links have got results of a step as attributes."""
-        changed = {id(vars(link)) for link, _ in attributes}
-        self._mappings = [
-            (mapping, list(mapping.values()) if id(mapping) in changed else seen)
-            for mapping, seen in self._mappings
-        ]
+        for link in {id(link): link for link, _ in attributes}.values():
+            position = self._positions[id(link)]
+            self._mappings[position] = vars(link), list(vars(link).values())
 
     def _is_as_before(self) -> bool:
         return (
@@ -257,7 +263,8 @@ class Circumstances:
                 for parameter, array, rule in self._parameters
             )
             and all(all(map(is_, _of_rule(rule), seen)) for rule, seen in self._rules)
-            and all(len(own) == n for own, n in self._own)
+            and sum(map(len, self._own)) == self._n_own
+            and not any(self._empty)
         )
 
     def _settings(self, optimizer: Any) -> Iterator[Hashable]:
@@ -279,7 +286,8 @@ class Circumstances:
                     continue
                 if not isinstance(value, (chainer.Parameter, chainer.Link, set)):
                     yield name, description.of(value)
-        mappings = [*description.mappings, *map(vars, self.links)]
+        mappings = [*map(vars, self.links), *description.mappings]
+        self._positions = {id(link): k for k, link in enumerate(self.links)}
         self._mappings = [(each, list(each.values())) for each in mappings]
         self._lists = [(each, list(each)) for each in description.lists]
 
@@ -287,14 +295,18 @@ class Circumstances:
         parameters = list(optimizer.target.params())
         rules = [each.update_rule for each in parameters if each.update_rule is not None]
         mappings = [vars(chainer.global_config), vars(chainer.config._local)]
+        self._empty = []
         for owner in (optimizer, *rules):
             for timing in ("pre", "post"):
-                hooks = _hooks_at(owner, timing)
-                mappings += [hooks, *map(_vars, hooks.values())]
+                if hooks := _hooks_at(owner, timing):
+                    mappings += [hooks, *map(_vars, hooks.values())]
+                else:
+                    self._empty.append(hooks)
         mappings += [rule._state for rule in rules if rule._state is not None]
         self._mappings += [(mapping, list(mapping.values())) for mapping in mappings]
         self._rules = [(vars(rule), _of_rule(vars(rule))) for rule in rules]
-        self._own = [(own := vars(rule.hyperparam), len(own)) for rule in rules]
+        self._own = [vars(rule.hyperparam) for rule in rules]
+        self._n_own = sum(map(len, self._own))
         self._parameters = [(each, each._data[0], each.update_rule) for each in parameters]
 
 

@@ -102,7 +102,8 @@ class CudaGraphs:
             steps.eager(lossfun, args, kwds)
             return
         call = _Call(steps, lossfun, args, kwds)
-        plan = self._plan(call)
+        planned = _attempt(lambda: self._plan(call))
+        plan = planned.result or _Plan(GIVE_UP, reason=planned.problem)
         with chainer.using_device(self._device) if self._is_on_gpu else nullcontext():
             self._do(plan, call)
 
@@ -138,34 +139,32 @@ class CudaGraphs:
     # ---- what to do ----
 
     def _plan(self, call: _Call) -> _Plan:
+        """Return what this rank wishes; raise NotRecordable if it must give up."""
         optimizer, array = call.steps.optimizer, chainer.backends.cuda.ndarray
         known = self._circumstances.arrays
-        try:
-            function, others = of_loss_function(call.lossfun)
-            if self._circumstances.look(optimizer, others):
-                self._n_begun = 0
-            else:
-                self._check_replaced(known)
-                self._begin()
-            if not self._has_asked:
-                self._has_asked = True
-                if reason := call.steps.why_not():
-                    return _Plan(GIVE_UP, reason=reason)
-            if not self._is_on_gpu:
-                arrays = [each.array for each in optimizer.target.params()]
-                if not arrays or any(each is None for each in arrays):
-                    return _Plan(EAGER)
-                if not all(isinstance(each, array) for each in arrays):
-                    return _Plan(GIVE_UP, reason="the model is not on a GPU")
-                self._is_on_gpu = True
-                self._device = next(optimizer.target.params()).device
-            if reason := circumstances.why_not(optimizer):
+        function, others = of_loss_function(call.lossfun)
+        if self._circumstances.look(optimizer, others):
+            self._n_begun = 0
+        else:
+            self._check_replaced(known)
+            self._begin()
+        if not self._has_asked:
+            self._has_asked = True
+            if reason := call.steps.why_not():
                 return _Plan(GIVE_UP, reason=reason)
-            if circumstances.why_not_now():
+        if not self._is_on_gpu:
+            arrays = [each.array for each in optimizer.target.params()]
+            if not arrays or any(each is None for each in arrays):
                 return _Plan(EAGER)
-            arguments = signature((tuple(call.args), dict(call.kwds)), array)
-        except NotRecordable as error:
-            return _Plan(GIVE_UP, reason=str(error))
+            if not all(isinstance(each, array) for each in arrays):
+                return _Plan(GIVE_UP, reason="the model is not on a GPU")
+            self._is_on_gpu = True
+            self._device = next(optimizer.target.params()).device
+        if reason := self._circumstances.why_not:
+            return _Plan(GIVE_UP, reason=reason)
+        if circumstances.why_not_now():
+            return _Plan(EAGER)
+        arguments = signature((tuple(call.args), dict(call.kwds)), array)
         key = function, arguments, self._circumstances.number, call.steps.key()
         plan = self._plan_for(key)
         self._last_key = key

@@ -115,17 +115,20 @@ class RecordedStep:
         if not self._inputs.are(self._rehearsed):
             raise NotRecordable("it changes an argument of the loss function in place")
         self._numbers.begin()
-        before = [parameter._loss_scale for parameter in self._parameters]
-        try:
-            self._graph, _ = self._recorder.record(self._enqueue)
-        finally:
-            for parameter, loss_scale in zip(self._parameters, before, strict=True):
-                parameter._loss_scale = loss_scale
+        self._graph, _ = self._recorder.record(self._enqueue)
         self._gradients = [(each, each.grad_var) for each in self._parameters]
         self._outputs.forget_functions()
         self.uses_t = self._update.depends_on_t()
 
     def _enqueue(self) -> None:
+        before = [parameter._loss_scale for parameter in self._parameters]
+        try:
+            self._enqueue_all()
+        finally:  # an eager step expects numbers
+            for parameter, loss_scale in zip(self._parameters, before, strict=True):
+                parameter._loss_scale = loss_scale
+
+    def _enqueue_all(self) -> None:
         optimizer, scaling = self._optimizer, self._scaling
         args, kwds = self._inputs.recorded
         scale = None if vars(optimizer).get("_loss_scale") is None else scaling.scale
