@@ -185,7 +185,7 @@ model = chainer.links.Classifier(chainer.Sequential(*map(chainer.links.Linear, [
 model.to_device(device)
 sgd = chainer.optimizers.MomentumSGD()
 optimizer = chainermn.create_multi_node_optimizer(sgd, comm, **eval(sys.argv[2])).setup(model)
-data = [(np.ones(9, "f"), np.int32(1))] * 20
+data = [(np.ones(9, "f"), np.int32(1))] * 40  # replicas are compared after an epoch
 updater = StandardUpdater(chainer.iterators.SerialIterator(data, 2), optimizer, device=device)
 Trainer(updater, (12, "iteration"), out=sys.argv[3]).run()
 """

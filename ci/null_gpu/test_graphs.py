@@ -62,7 +62,7 @@ def test_the_host_waits_for_nothing_once_graphs_are_launched(tmp_path: Path) -> 
     found = waits.read(notes)
     of_each = json.loads(done.stdout)
     # Adam's states and float32 copies are new after the first step, so counting starts again.
-    assert of_each == [[4, 1, 14], [3, 1, 15], [4, 1, 14], [3, 1, 15]]
+    assert of_each == [[6, 1, 14], [5, 1, 15], [6, 1, 14], [5, 1, 15]]
     counts = found.counts[0]
     n_launched = sum(n for *_, n in of_each)
     assert counts.captures == 4

@@ -266,7 +266,7 @@ CANNOT = [
     (drops_states, momentum, "cuRAND"),
     (pads_sequences, momentum, "H2D transfers are disallowed"),
     (has_sequences, momentum, "H2D transfers are disallowed"),
-    (has_its_own_hook, momentum, "the hook 'mine' of the optimizer is the script's own code"),
+    (has_its_own_hook, momentum, "the hook 'mine' is the script's own code"),
     (None, chainer.optimizers.MSVAG, "update rules change numbers on the host in each step"),
 ]
 
