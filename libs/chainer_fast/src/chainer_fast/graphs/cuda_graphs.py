@@ -174,7 +174,8 @@ class CudaGraphs:
         recorded = self._graphs.get(key)
         if recorded is not None:
             self._graphs[key] = self._graphs.pop(key)  # the last used is the last
-            return _Plan(CHECK if recorded.n_checks else REPLAY, key)
+            # Others may still compare a graph that this rank knows well.
+            return _Plan(CHECK if recorded.n_checks > 0 else REPLAY, key)
         self._n_since_launch += 1
         if self._n_since_launch > MOST_EAGER:
             differ = [
@@ -271,16 +272,18 @@ class CudaGraphs:
         reasons = steps.reasons(prepared.problem)
         if not reasons:
             small, recorded = prepared.result
-            problem = _attempt(lambda: recorded.rehearse(call.args, call.kwds)).problem
-            reasons = steps.reasons(problem)
+            rehearsed = _attempt(lambda: recorded.rehearse(call.args, call.kwds))
+            reasons = steps.reasons(rehearsed.problem)
             if 0 < len(reasons) < steps.n_ranks or len(set(map(_kind, reasons.values()))) > 1:
                 # They may have failed apart: GPUs wait for what others have not sent.
                 raise RuntimeError(f"a training step failed: {_shown(reasons, steps)}")
             shared.recorder.wait()
             small.restore()
+            reasons = reasons or steps.reasons(rehearsed.result)
         if not reasons:
             reasons = steps.reasons(_attempt(recorded.record).problem)
         if not reasons:
+            self._graphs.pop(key, None)
             if len(self._graphs) >= MOST_GRAPHS:
                 self._graphs.pop(next(iter(self._graphs)))  # the one used least recently
             self._graphs[key] = recorded
@@ -324,7 +327,7 @@ class CudaGraphs:
             recorded.n_checks = 0
             self._eager(call)
             return
-        state, before = copied.result, _HostState(optimizer, self._circumstances.links)
+        state = copied.result
         recorded.prepare(call.args, call.kwds, shared.draw_next())
         recorded.launch()
         recorded.uncount()
@@ -342,15 +345,17 @@ class CudaGraphs:
         if not (reasons := steps.reasons(problem)):
             recorded.n_checks -= 1
             return
-        # Perhaps eager steps differ, too, or it is only rounding.
-        again = _attempt(state.now)
-        if not (failed := steps.reasons(again.problem)):
+        # Perhaps launches differ, too, or it is only rounding.
+        copied = _attempt(state.now)
+        if not (failed := steps.reasons(copied.problem)):
+            of_eager = copied.result
             state.restore()
-            before.restore()
-            self._eager_again(call)
-            of_eager = again.result
+            scaling.restore()
+            recorded.launch()
             if not was_host:
                 problem = _attempt(lambda: _check_equal(state.far(of_graph, of_eager))).problem
+            state.restore(of_eager)
+            scaling.restore()
             failed = steps.reasons(problem)
         if failed:
             self._end(steps, failed)
@@ -369,24 +374,6 @@ class _Call(NamedTuple):
     lossfun: Callable[..., Any]
     args: Sequence[Any]
     kwds: Mapping[str, Any]
-
-
-class _HostState:
-    """What an eager step changes on the host: counters, and attributes of links."""
-
-    _names = ("t", "_loss_scale", "_loss_scaling_isnan", "_loss_scaling_isnan_ever")
-
-    def __init__(self, optimizer: Any, links: Sequence[chainer.Link]) -> None:
-        rules = [each.update_rule for each in optimizer.target.params()]
-        self._saved = [
-            (each, {name: vars(each)[name] for name in self._names if name in vars(each)})
-            for each in (optimizer, *filter(None, rules))
-        ]
-        self._saved += [(link, dict(vars(link))) for link in links]
-
-    def restore(self) -> None:
-        for each, saved in self._saved:
-            vars(each).update(saved)
 
 
 class _Shared:
@@ -444,7 +431,7 @@ def _where(error: Exception) -> str:
 
 def _kind(problem: str) -> str:
     """Return a problem without numbers, such as those of ranks."""
-    return re.sub(r"\d+", "", problem)
+    return re.sub(r"0x[0-9a-f]+|\d+", "", problem)
 
 
 def _check_equal(different: Sequence[str]) -> None:

@@ -80,7 +80,7 @@ class Outputs:
     def _take(self, before: Sequence[dict[str, Any]]) -> None:
         for name, value in self._reported.items():
             if self._array_of(value) is None:
-                raise NotRecordable(f"it reports {name!r}, which is not in GPU memory: {value!r}")
+                raise NotRecordable(f"it reports {name!r}, which is not in GPU memory")
         self._attributes = []
         for link, old in zip(self._links, before, strict=True):
             for name, value in vars(link).items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from chainer_fast.graphs.circumstances import Attribute, Circumstances, pre_hooks
 from chainer_fast.graphs.drawing import Draws
+from chainer_fast.graphs.generators import generators_of, is_in, set_state, state_of
 from chainer_fast.graphs.inputs import Inputs, NotRecordable
 from chainer_fast.graphs.numbers import Numbers
 from chainer_fast.graphs.outputs import Outputs
@@ -72,10 +72,15 @@ class RecordedStep:
 
     # ---- recording ----
 
-    def rehearse(self, args: Sequence[Any], kwds: Mapping[str, Any]) -> None:
+    def rehearse(self, args: Sequence[Any], kwds: Mapping[str, Any]) -> str | None:
         """Enqueue the step without recording it, and without an update.
 
         This compiles and loads its kernels, and changes only gradients and persistent values.
+
+        Returns
+        -------
+        str or None
+            Why the step cannot be recorded, although all of it has been enqueued.
         """
         self._rehearsed = tuple(args), dict(kwds)
         self._inputs.write(self._rehearsed)
@@ -83,32 +88,36 @@ class RecordedStep:
         own = {id(each) for each in self._parameters}
         others = [p for link in self._links for p in link.params(False) if id(p) not in own]
         gradients = [each.grad_var for each in others]
-        generators = random.getstate(), np.random.get_state()
+        generators = generators_of(self._links, self._lossfun)
+        before = [state_of(each) for each in generators]
+        objections: list[str] = []
         try:
             with self._recorder.beside():
                 self._numbers.begin()
                 self._enqueue()
+        except NotRecordable as error:
+            objections.append(str(error))
         except (AttributeError, TypeError) as error:
             if not (names := self._outputs.hidden):
                 raise
-            raise NotRecordable(
+            raise type(error)(
                 f"{error}: perhaps because it reads what it kept in the step before ({names})"
             ) from error
         finally:
-            has_drawn = _differ(generators, (random.getstate(), np.random.get_state()))
-            random.setstate(generators[0])
-            np.random.set_state(generators[1])
-        if has_drawn:
-            raise NotRecordable("it draws random numbers on the host")
-        changed = []
+            pairs = list(zip(generators, before, strict=True))
+            has_drawn = [not is_in(generator, old) for generator, old in pairs]
+            for generator, old in pairs:
+                set_state(generator, old)
+        if any(has_drawn):
+            objections.append("it draws random numbers on the host")
         for parameter, gradient in zip(others, gradients, strict=True):
             if parameter.grad_var is not gradient:
                 parameter.grad_var = gradient
-                changed.append(parameter.name)
-        if changed:
-            raise NotRecordable(
-                f"the loss depends on parameter {changed[0]}, which the optimizer does not update"
-            )
+                objections.append(
+                    f"the loss depends on parameter {parameter.name}, which the optimizer does "
+                    "not update"
+                )
+        return next(iter(objections), None)
 
     def record(self) -> None:
         """Record the step, after a rehearsal that is done. Nothing is done yet."""
@@ -140,7 +149,12 @@ class RecordedStep:
                 scaling.look([each.grad for each in self._parameters], self._numbers)
             hooks = pre_hooks(optimizer)
             decays = [hook for hook in hooks if is_weight_decay(hook)]
-            self._update = RecordedSteps(self._parameters, decays, chainer, self._numbers, scale)
+            try:
+                self._update = RecordedSteps(
+                    self._parameters, decays, chainer, self._numbers, scale
+                )
+            except ValueError as error:
+                raise NotRecordable(str(error)) from error
             for hook in hooks:
                 if hook in decays:
                     self._update.enqueue_decay(hook)
@@ -184,10 +198,3 @@ class RecordedStep:
     def uncount(self) -> None:
         """Take back that `prepare` has counted a step."""
         self._update.count(-1)
-
-
-def _differ(one: Any, other: Any) -> bool:
-    """Return whether states of generators differ; they contain arrays."""
-    return repr(one[0]) != repr(other[0]) or any(
-        not np.array_equal(a, b) for a, b in zip(one[1], other[1], strict=True)
-    )

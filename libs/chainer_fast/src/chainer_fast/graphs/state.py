@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-# A graph may differ from an eager step by this much, if two eager steps differ: so many times the
-# difference of those, plus this share of the step itself.
+# An eager step may differ from a graph by this much, if two launches of the graph differ: so many
+# times the difference of those, plus this share of the step itself.
 _TIMES, _SHARE = 10.0, 0.01
 # If they do not: by these units in the last place, plus this share of the step. Kernels of a
 # graph read numbers from memory, so a compiler may round differently.
@@ -45,9 +45,9 @@ class State:
             copy[...] = array
         return copies
 
-    def restore(self) -> None:
-        """Write back what was saved."""
-        for array, saved in zip(self._arrays.values(), self._saved, strict=True):
+    def restore(self, copies: Sequence[Any] | None = None) -> None:
+        """Write back what was saved, or copies that `now` has returned."""
+        for array, saved in zip(self._arrays.values(), copies or self._saved, strict=True):
             array[...] = saved
 
     def different(self, others: Sequence[Any]) -> list[str]:
@@ -56,28 +56,28 @@ class State:
         flags = [(_bits(array) != _bits(other)).any() for array, other in pairs]
         return [name for name, flag in zip(self._arrays, flags, strict=True) if bool(flag)]
 
-    def far(self, others: Sequence[Any], eager: Sequence[Any]) -> list[str]:
-        """Return the names of arrays that differ by more than eager steps, or than rounding.
+    def far(self, of_graph: Sequence[Any], of_eager: Sequence[Any]) -> list[str]:
+        """Return the names of arrays in which an eager step differs too much from a graph.
 
         Parameters
         ----------
-        others
-            What the arrays were after a graph.
-        eager
-            What they were after an eager step; they are now as after another one.
+        of_graph
+            What the arrays were after a launch of the graph. They are now as after another one.
+        of_eager
+            What they were after an eager step.
         """
         found = []
         for k, (name, array) in enumerate(self._arrays.items()):
-            if array.size == 0 or not (_bits(array) != _bits(others[k])).any():
+            if array.size == 0 or not (_bits(of_graph[k]) != _bits(of_eager[k])).any():
                 continue
-            wide = array.astype(np.float64)
-            of_eager = float(abs(eager[k] - wide).max())
+            wide = of_graph[k].astype(np.float64)
+            of_launches = float(abs(array - wide).max())
             of_step = float(abs(self._saved[k] - wide).max())
-            limit = _TIMES * of_eager + _SHARE * of_step
-            if of_eager == 0:
+            limit = _TIMES * of_launches + _SHARE * of_step
+            if of_launches == 0:
                 unit = np.finfo(array.dtype).eps if array.dtype.kind == "f" else 0
                 limit = _UNITS * unit * abs(wide) + _ROUNDED_SHARE * of_step
-            if not (abs(others[k] - wide) <= limit).all():
+            if not (abs(of_eager[k] - wide) <= limit).all():
                 found.append(name)
         return found
 

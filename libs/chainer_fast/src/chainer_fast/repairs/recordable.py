@@ -53,6 +53,9 @@ def _replace(array: Any, owner: Any, name: str, method: str, options: set[str]) 
             return original(a, b, *args, **kwds)
         return getattr(the_products(), method)(a, b, *args, **kwds)
 
+    if isinstance(owner, ModuleType):  # such as a function of CuPy without a name for pickles
+        product.__module__, product.__qualname__ = owner.__name__, name
+
 
 def drop_by_counting(module: ModuleType) -> None:
     """Draw dropout's masks by Philox, from a key in GPU memory."""

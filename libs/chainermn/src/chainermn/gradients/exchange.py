@@ -149,8 +149,8 @@ class GradientExchange:
         return agreed.step
 
     @property
-    def wire(self) -> Wire:
-        """The form in which gradients are sent without compression."""
+    def key(self) -> Hashable:
+        """What an exchange that a CUDA graph has recorded depends on."""
         return self.wire_with(None)
 
     def waits_for_gpu(self, model: chainer.Link) -> bool:

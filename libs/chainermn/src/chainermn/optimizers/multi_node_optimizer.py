@@ -337,7 +337,9 @@ class MultiNodeOptimizer:
 
     def _recorded_steps(self) -> RecordedSteps:
         """Return the next step, for what records and launches CUDA graphs."""
-        state = self._state(self._restored, reads_loss_scale=False)
+        # To read one that the GPU changes, the host would have to wait.
+        is_dynamic = self.actual_optimizer._loss_scaling_is_dynamic
+        state = self._state(self._restored, reads_loss_scale=not is_dynamic)
         return RecordedSteps(
             self.actual_optimizer,
             self.communicator,

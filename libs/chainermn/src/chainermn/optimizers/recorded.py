@@ -18,7 +18,6 @@ from chainermn.gradients.step import Step
 
 if TYPE_CHECKING:
     from chainermn.communicators.communicator_base import CommunicatorBase
-    from chainermn.gradients.buckets import Wire
 
 # What a rank wishes for a step; the names are those of chainer_fast.graphs.steps.
 _GIVE_UP, _EAGER, _REPLAY = 0, 1, 4
@@ -28,8 +27,8 @@ class Exchange(Protocol):
     """An exchange of gradients that a CUDA graph may record, such as `GradientExchange`."""
 
     @property
-    def wire(self) -> Wire:
-        """The form in which gradients are sent."""
+    def key(self) -> Hashable:
+        """What a recorded exchange depends on."""
 
     def agree_ahead(self, model: chainer.Link, step: Step) -> Agreement:
         """Agree on the gradients that `repeat` averages; none if ranks must not. Collective."""
@@ -84,8 +83,8 @@ class RecordedSteps:
         self._agreed = Agreement(state)
 
     def key(self) -> Hashable:
-        """Return what the exchange of a graph depends on: the dtypes in which it sends."""
-        return None if isinstance(self._exchange, str) else self._exchange.wire
+        """Return what the exchange of a graph depends on, such as the dtype in which it sends."""
+        return None if isinstance(self._exchange, str) else self._exchange.key
 
     def why_not(self) -> str | None:
         """Return why this rank can never record steps, or None."""
@@ -98,7 +97,10 @@ class RecordedSteps:
         return None
 
     def agree(self, wish: int) -> int:
-        """Return the lowest wish of all ranks, at most `_EAGER` if they differ. Collective."""
+        """Return the lowest wish of all ranks. Collective.
+
+        It is at most `_EAGER` if ranks have to settle something, or exchange different things.
+        """
         if isinstance(self._exchange, str):  # as on all ranks
             return _GIVE_UP
         step = self._state._replace(averages_gradients=False, reluctance=1 + _REPLAY - wish)

@@ -14,7 +14,8 @@ the same as without overlap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+import contextlib
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import chainer
@@ -75,6 +76,8 @@ class OverlappedExchange:
         self._plan = self._plan_for([])
         # Belongs to the same iteration on every rank that has one.
         self._early: EarlyExchange | None = None
+        # How many plans ranks have agreed on: graphs follow the plan of their time.
+        self._n_plans = 0
         # Plans that CUDA graphs follow.
         self._recorded: list[Plan] = []
 
@@ -153,6 +156,11 @@ class OverlappedExchange:
         self._uses = None
         return step
 
+    @property
+    def key(self) -> Hashable:
+        """What an exchange that a CUDA graph has recorded depends on."""
+        return self.wire, self._n_plans
+
     @collective("update")
     def agree_ahead(self, model: chainer.Link, step: Step) -> Agreement:
         """Agree on the gradients that `repeat` averages; see `GradientExchange`. Collective."""
@@ -171,8 +179,16 @@ class OverlappedExchange:
         Raises a RuntimeError, after the exchange, if a gradient changed after it had seemed final.
         """
         with recordable():
-            compute()
-            self._repeat(agreed)
+            try:
+                compute()
+                self._repeat(agreed)
+            except BaseException:
+                # What was to be recorded is no use to the next step.
+                if self._early is not None:
+                    with contextlib.suppress(Exception):
+                        self._early.wait()
+                    self._early = None
+                raise
 
     @collective("multi_node_mean_grad")
     def _repeat(self, agreed: Agreement) -> None:
@@ -243,6 +259,7 @@ class OverlappedExchange:
             ranks = [uses[p.node].lowest_rank if p.node in uses else -1 for p in parameters]
             order.sort(key=ranks.__getitem__, reverse=True)
         order, follows_graph = self._exchange.mpi_comm.bcast((order, uses is not None))
+        self._n_plans += 1
         in_order = [parameters[index] for index in order]
         plan = self._plan_for(in_order, follows_graph, embeddings)
         if any(bucket.on_gpu for bucket in plan.buckets):
