@@ -111,6 +111,74 @@ def test_nor_do_several_ranks(way: str, tmp_path: Path) -> None:
     assert waits.show(late) == waits.show([])
 
 
+RANKS_APART = """
+import random, sys, warnings
+import chainer, cupy, numpy as np
+import chainer.functions as F, chainer.links as L
+import chainermn
+
+comm = chainermn.create_communicator("pure_nccl")
+device = chainer.get_device(f"@cupy:{comm.intra_rank}")
+device.use()
+what = sys.argv[1]
+
+class Looks(chainer.FunctionNode):
+    def forward(self, inputs):
+        return (inputs[0].copy(),)
+
+    def backward(self, indexes, grad_outputs):
+        if what == "all look" or (what == "one looks" and comm.rank == 0):
+            float(grad_outputs[0].array.ravel()[0])
+        return grad_outputs
+
+class Model(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first, self.second = L.Linear(9, 2000), L.Linear(2000, 2)
+
+    def forward(self, x, t):
+        if comm.rank == 0 and what == "one reports":
+            chainer.report({"n": len(x)}, self)
+        if comm.rank == 0 and what == "one draws":
+            random.random()
+        h, = Looks().apply((F.relu(self.first(x)),))
+        return F.softmax_cross_entropy(self.second(h), t)
+
+model = Model()
+model.to_device(device)
+sgd = chainer.optimizers.MomentumSGD()
+overlap = sys.argv[2] == "overlap"
+optimizer = chainermn.create_multi_node_optimizer(sgd, comm, overlap=overlap).setup(model)
+optimizer.use_cuda_graphs()
+reporter = chainer.Reporter()
+reporter.add_observer("main", model)
+with reporter, warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    for step in range(30):
+        n = 3 if comm.rank == 1 and what == "other batches" and step % 7 == 6 else 4
+        optimizer.update(model, cupy.ones((n, 9), "f"), cupy.ones(n, "i"))
+graphs = sgd.cuda_graphs
+if what == "other batches":
+    assert graphs.n_launched >= 18, graphs.n_launched
+else:
+    assert (graphs.n_launched, graphs.are_on) == (0, False)
+    assert comm.rank or "no CUDA graphs: rank 0: " in str(told[-1].message), told
+assert sgd.t == 29  # the first makes replicas equal
+"""
+
+
+@pytest.mark.parametrize("way", ["plain", "overlap"])
+@pytest.mark.parametrize(
+    "what", ["all look", "one looks", "one reports", "one draws", "other batches"]
+)
+def test_ranks_that_cannot_do_the_same(what: str, way: str, tmp_path: Path) -> None:
+    command = ["mpiexec", "-n", "2", sys.executable, "-c", RANKS_APART, what, way]
+    environment = build.environment(2, tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_what_a_gpu_is_to_prove_can_be_recorded() -> None:
     """Go through the tests for GPUs, without their numbers."""
     tests = "libs/chainer_fast/tests/gpu/test_graphs.py"
