@@ -156,6 +156,8 @@ reporter.add_observer("main", model)
 with reporter, warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     for step in range(30):
+        if step == 20 and comm.rank == 1 and what == "one fails":
+            raise ValueError("of one rank")
         n = 3 if comm.rank == 1 and what == "other batches" and step % 7 == 6 else 4
         optimizer.update(model, cupy.ones((n, 9), "f"), cupy.ones(n, "i"))
 graphs = sgd.cuda_graphs
@@ -177,6 +179,14 @@ def test_ranks_that_cannot_do_the_same(what: str, way: str, tmp_path: Path) -> N
     environment = build.environment(2, tmp_path)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_rank_that_fails_while_others_launch_graphs(tmp_path: Path) -> None:
+    command = ["mpiexec", "-n", "2", sys.executable, "-c", RANKS_APART, "one fails", "plain"]
+    environment = build.environment(2, tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode != 0
+    assert "ValueError: of one rank" in done.stderr
 
 
 def test_what_a_gpu_is_to_prove_can_be_recorded() -> None:

@@ -84,6 +84,8 @@ class Model(chainer.Chain):
 
     def forward(self, x, t):
         self.y = F.linear(F.tanh(F.linear(x, self.w1, self.b1)), self.w2)
+        if hasattr(self, "b2"):
+            self.y += F.broadcast_to(self.b2, self.y.shape)
         loss = F.sum(F.square(self.y - t)) / t.shape[0]
         chainer.report({"loss": loss}, self)
         return loss
@@ -130,8 +132,9 @@ def compare(make, data, **options):
     found = train(make(), data, graphs=True, **options)
     assert_same([found[0], *found[1]], [expected[0], *expected[1]])
     for one, other in zip(found[2].target.params(), expected[2].target.params(), strict=True):
-        assert one.update_rule.t == other.update_rule.t
-        assert_same([one.update_rule.state], [other.update_rule.state])
+        if one.update_rule is not None:
+            assert one.update_rule.t == other.update_rule.t
+            assert_same([one.update_rule.state], [other.update_rule.state])
     assert found[2].t == expected[2].t
     assert found[2]._loss_scale == expected[2]._loss_scale
     return found[2]
@@ -216,6 +219,13 @@ def test_recording_takes_no_random_numbers():
 
 
 @pytest.mark.parametrize("make", [sgd, adam])
+def test_values_that_are_not_finite(make):
+    data = batches(20)
+    data[12][0][0, 0] = np.nan
+    assert launched(compare(make, data)) >= 14
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
 def test_a_constant_loss_scale(make):
     def prepare(optimizer):
         half(optimizer.target)
@@ -261,6 +271,25 @@ def replace_a_parameter(k, optimizer):
         optimizer.target.w1.array = to_gpu(np.ones((5, 3), "f"))
 
 
+def move(k, optimizer):
+    if k == 10:
+        for parameter in optimizer.target.params():
+            parameter.array = to_gpu(parameter.array)
+            state = parameter.update_rule.state
+            state.update({name: to_gpu(array) for name, array in state.items()})
+
+
+def add_a_parameter(k, optimizer):
+    model = optimizer.target
+    if k == 10:
+        with model.init_scope():
+            model.b2 = chainer.Parameter(to_gpu(np.ones(2, "f")))
+        model.b2.update_rule = optimizer.create_update_rule()
+    if k == 18:  # this one is never updated
+        with model.init_scope():
+            model.other = chainer.Parameter(to_gpu(np.ones(2, "f")))
+
+
 def use_config(k, optimizer):
     chainer.config.train = k < 10
 
@@ -275,13 +304,15 @@ def use_config(k, optimizer):
         freeze,
         scale_parameters,
         replace_a_parameter,
+        move,
+        add_a_parameter,
         use_config,
     ],
 )
 def test_what_a_script_does_between_steps(between):
     with chainer.using_config("train", True):
         optimizer = compare(momentum, batches(25), between=between)
-    assert launched(optimizer) >= 9
+    assert launched(optimizer) >= 6
 
 
 def decay_all(optimizer):

@@ -205,7 +205,7 @@ class RecordedSteps:
         self._decays, self._recording, self._scale = decays, recording, scale
         self.steps: list[Step] = []
         for each in parameters:
-            if not each.update_rule.enabled:
+            if each.update_rule is None or not each.update_rule.enabled:
                 continue
             step = step_of(each, chainer)
             if step is None:
