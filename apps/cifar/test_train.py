@@ -254,7 +254,7 @@ def test_training_is_that_of_one_process_with_all_images(app):
     args = SimpleNamespace(
         unit=4, dropout=0, lr=1, weight_decay=0.01, batchsize=4, seed=3, epoch=1
     )
-    args.no_augment, args.out = False, "unused"
+    args.no_augment, args.graphs, args.out = False, False, "unused"
     images = app.data.load("shapes", examples=50)
     trainer, network = app.training.create_trainer(
         args, comm, chainer.get_device("@numpy"), images

@@ -205,6 +205,7 @@ XP = Cupy(
     ones_like=filled_like(1),
     empty_like=lambda array: empty(array.shape, array.dtype),
     ascontiguousarray=lambda array: array.copy(),
+    get_default_memory_pool=MemoryPool,
     random=SimpleNamespace(get_random_state=lambda: RANDOM),
     cuda=SimpleNamespace(
         MemoryPool=MemoryPool,

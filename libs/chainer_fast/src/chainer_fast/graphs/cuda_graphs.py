@@ -343,7 +343,7 @@ class CudaGraphs:
         else:
             problem = _attempt(lambda: _check_equal(state.different(of_graph))).problem
         if not (reasons := steps.reasons(problem)):
-            recorded.n_checks -= 1
+            self._trust(recorded)
             return
         # Perhaps launches differ, too, or it is only rounding.
         copied = _attempt(state.now)
@@ -360,7 +360,13 @@ class CudaGraphs:
         if failed:
             self._end(steps, failed)
         else:
-            recorded.n_checks -= 1
+            self._trust(recorded)
+
+    def _trust(self, recorded: RecordedStep) -> None:
+        """Count a comparison that went well."""
+        recorded.n_checks -= 1
+        if recorded.n_checks == 0:
+            self._shared_ones.give_back()
 
     @property
     def _shared_ones(self) -> _Shared:
@@ -388,6 +394,10 @@ class _Shared:
 
     def renew_recorder(self) -> None:
         self.recorder = Recorder(self._cupy)
+
+    def give_back(self) -> None:
+        """Give the GPU the memory that eager steps have used, and the next steps do not need."""
+        self._cupy.get_default_memory_pool().free_all_blocks()
 
     def next_key(self) -> tuple[int, int]:
         """Return seed and count of the next step."""
