@@ -259,6 +259,10 @@ class CudaGraphs:
             for each in (optimizer, *recorded.rules):
                 vars(each)["_ahead"] = self, optimizer
         self._circumstances.note_results(recorded.hand_out())
+        if recorded.is_new:
+            # Links kept the results of the last eager step, and so all that it had computed.
+            recorded.is_new = False
+            shared.give_back()
         self.n_launched += 1
         self._n_since_launch = 0
 
@@ -343,7 +347,7 @@ class CudaGraphs:
         else:
             problem = _attempt(lambda: _check_equal(state.different(of_graph))).problem
         if not (reasons := steps.reasons(problem)):
-            self._trust(recorded)
+            recorded.n_checks -= 1
             return
         # Perhaps launches differ, too, or it is only rounding.
         copied = _attempt(state.now)
@@ -360,13 +364,7 @@ class CudaGraphs:
         if failed:
             self._end(steps, failed)
         else:
-            self._trust(recorded)
-
-    def _trust(self, recorded: RecordedStep) -> None:
-        """Count a comparison that went well."""
-        recorded.n_checks -= 1
-        if recorded.n_checks == 0:
-            self._shared_ones.give_back()
+            recorded.n_checks -= 1
 
     @property
     def _shared_ones(self) -> _Shared:

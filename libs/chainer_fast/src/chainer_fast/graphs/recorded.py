@@ -69,6 +69,8 @@ class RecordedStep:
         self._update: RecordedSteps
         #: Number of steps in which its results are still compared with those of an eager step.
         self.n_checks = 2
+        #: Whether it has not been launched in place of an eager step.
+        self.is_new = True
 
     # ---- recording ----
 
