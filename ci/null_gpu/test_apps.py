@@ -157,7 +157,9 @@ def test_steps_are_graphs(tmp_path: Path, script: str, options: list[str], ranks
     assert {each.call for each in found.in_captures()} <= set(waits.GROWING), show(found)
     # The first step makes the float32 copies of parameters, which graphs must find.
     until = UNTIL_GRAPHS + ("--mixed16" in options)
-    assert not [each for each in found.in_iterations() if each.iteration >= until], show(found)
+    # The first launch gives the memory of eager steps back; the next takes some for its results.
+    late = [each for each in found.in_iterations() if each.iteration >= until + 2]
+    assert not late, show(found)
     # Those that compare launch a graph, too.
     expected = {rank: n - until + 2 for rank, n in found.iterations.items()}
     assert {rank: counts.replays for rank, counts in found.counts.items()} == expected
@@ -167,7 +169,7 @@ def test_one_process_needs_no_chainermn_for_graphs(tmp_path: Path) -> None:
     found = train(tmp_path, "mnist/train_single.py", "--graphs", "--epoch", "1", ranks=1)
     # Here the first iteration makes the optimizer's states, which graphs must find.
     assert found.counts[0].replays == found.iterations[0] - UNTIL_GRAPHS + 2, show(found)
-    assert not [each for each in found.in_iterations() if each.iteration >= UNTIL_GRAPHS]
+    assert not [each for each in found.in_iterations() if each.iteration >= UNTIL_GRAPHS + 2]
 
 
 # Each way to exchange gradients
