@@ -23,9 +23,10 @@ from chainer.functions.math.basic_math import Add
 from chainer.functions.noise import dropout
 from chainer.functions.normalization import batch_normalization
 
+from chainer_fast import updates
 from chainer_fast.cudnn import runner
 from chainer_fast.graphs.drawing import Draws
-from chainer_fast.repairs import recordable, waits
+from chainer_fast.repairs import recordable
 
 CHECKS = {}
 
@@ -202,7 +203,7 @@ def _():
     optimizer.target = target
     optimizer.loss_scaling()
     with (
-        mock.patch.object(waits, "Calls", lambda xp: Calls()),
+        mock.patch.object(updates, "Calls", lambda *_: Calls()),
         mock.patch.object(cuda, "cupy", Device.xp),
         mock.patch.object(cuda, "elementwise", lambda *texts: None),
         warnings.catch_warnings(record=True) as caught,

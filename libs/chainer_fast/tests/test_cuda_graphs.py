@@ -14,7 +14,7 @@ from chainer_fast.graphs.cuda_graphs import LAUNCHES_BETWEEN_LOOKS
 from chainer_fast.graphs.drawing import draws
 from chainer_fast.graphs.state import State
 from chainer_fast.repairs import graphs, launches, waits
-from libs.chainer_fast.tests.stand_in_kernels import Kernel
+from libs.chainer_fast.tests.stand_in_kernels import Kernel, undo_repairs
 from libs.chainer_fast.tests.stand_in_tape import (
     XP,
     Gpu,
@@ -48,15 +48,7 @@ def gpu(monkeypatch, compiled):
     for name in ("sgd.SGDRule", "momentum_sgd.MomentumSGDRule", "adam.AdamRule"):
         module, rule = name.split(".")
         monkeypatch.setattr(getattr(getattr(chainer.optimizers, module), rule), "_kernel", None)
-    for owner, names in {
-        chainer.optimizer.GradientMethod: ["update", "reallocate_cleared_grads"],
-        chainer.optimizer.Optimizer: ["check_nan_in_grads", "call_hook"],
-    }.items():
-        for name in names:
-            method = getattr(owner, name)
-            while hasattr(method, "__wrapped__"):
-                method = method.__wrapped__
-            monkeypatch.setattr(owner, name, method)
+    undo_repairs(monkeypatch)
     launches.update_parameters_at_once(chainer.optimizer)
     waits.look_at_all_gradients_at_once(chainer.optimizer)
     graphs.use_graphs_if_asked(chainer.optimizer)

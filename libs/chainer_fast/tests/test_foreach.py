@@ -13,7 +13,7 @@ from chainer.backends import cuda
 from chainer_fast import updates
 from chainer_fast.foreach import Calls, Later
 from chainer_fast.repairs import launches, waits
-from libs.chainer_fast.tests.stand_in_kernels import Array, Kernel, to_gpu
+from libs.chainer_fast.tests.stand_in_kernels import Array, Kernel, to_gpu, undo_repairs
 
 #: In pieces of 4096 elements: three, exactly one, and less than one.
 SHAPES = [(3, 3000), (4096,), (1,), (7, 5)]
@@ -65,13 +65,7 @@ def launched(monkeypatch, compiled):
 @pytest.fixture
 def repair(monkeypatch):
     """Undo the repairs; return a function that makes them again."""
-    for owner, names in {
-        chainer.optimizer.GradientMethod: ["update", "reallocate_cleared_grads"],
-        chainer.optimizer.Optimizer: ["check_nan_in_grads", "call_hook"],
-    }.items():
-        for name in names:
-            method = getattr(owner, name)
-            monkeypatch.setattr(owner, name, getattr(method, "__wrapped__", method))
+    undo_repairs(monkeypatch)
 
     def repair():
         launches.update_parameters_at_once(chainer.optimizer)

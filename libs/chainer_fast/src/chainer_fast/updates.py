@@ -13,6 +13,9 @@ from chainer_fast.foreach import Call, Calls, Later, Recording
 #: Largest number of elements of gradients that a launch covers: 256 MiB in float32.
 MOST_ELEMENTS = 1 << 26
 
+# Numbers of the collections of calls in a recording; those of weight decay follow.
+_LOOK, _BEFORE, _HOOKS, _UPDATES, _AFTER, _DECAY = range(6)
+
 
 class Step(NamedTuple):
     """A step that only needs Chainer's own kernels on one GPU."""
@@ -62,6 +65,19 @@ def lie_apart(arrays: Sequence[Any], gpu_array: Any) -> bool:
         return False
     addresses = {array.data.ptr for array in arrays}
     return len(addresses) == len(arrays) and len({array.device.id for array in arrays}) == 1
+
+
+def look(
+    gradients: Iterable[Any], found: Any, cuda: ModuleType, recording: Recording | None = None
+) -> None:
+    """Set ``found``, an array of bool without axes, to true if a gradient is not finite."""
+    kernel = cuda.elementwise(
+        "T gradient, uint64 found", "", "if (!isfinite(gradient)) *(bool*)found = true", "look"
+    )
+    calls = Calls(cuda.cupy, recording, _LOOK)
+    for gradient in gradients:
+        calls.add(kernel, gradient, found.data.ptr)
+    calls.run()
 
 
 def is_weight_decay(hook: Any) -> bool:
@@ -162,10 +178,6 @@ def _call_rule(step: Step, gradient: Any, hooks: Calls, updates: Calls, scale: A
     for hook in step.rule._hookable._pre_update_hooks.values():
         hook(step.rule, _Updated(step.data, Later(gradient, hooks), device, scale))
     step.rule.update_core_gpu(_Updated(step.data, Later(gradient, updates), device, scale))
-
-
-# Numbers of the collections of calls in a recording; those of weight decay follow.
-_BEFORE, _HOOKS, _UPDATES, _AFTER, _DECAY = range(5)
 
 
 class RecordedSteps:

@@ -126,12 +126,7 @@ class Description:
 
     def _of_function(self, function: FunctionType, depth: int) -> Hashable:
         code, names = function.__code__, function.__globals__
-        inside = []
-        for cell in function.__closure__ or ():
-            try:
-                inside.append(cell.cell_contents)
-            except ValueError:
-                inside.append(None)  # not assigned yet
+        inside = closed_over(function)
         inside += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         inside += [names[name] for name in code.co_names if name in names]
         return code, *[self.of(each, depth) for each in inside]
@@ -150,8 +145,7 @@ def of_loss_function(function: Any) -> tuple[Hashable, list[chainer.Link]]:
     description = Description()
     found = description.of(function)
     seen = [*description.lists, *[list(each.values()) for each in description.mappings]]
-    closure = getattr(getattr(function, "__func__", function), "__closure__", None) or ()
-    cells = [each.cell_contents for each in closure if _is_assigned(each)]
+    cells = closed_over(function)
     arrays = chainer.get_array_types()
     if any(isinstance(each, arrays) for values in [*seen, cells] for each in values):
         raise NotRecordable(
@@ -160,12 +154,15 @@ def of_loss_function(function: Any) -> tuple[Hashable, list[chainer.Link]]:
     return found, description.links
 
 
-def _is_assigned(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+def closed_over(function: Any) -> list[Any]:
+    """Return what a function or method has from the functions around it; None if not assigned."""
+    found = []
+    for cell in getattr(getattr(function, "__func__", function), "__closure__", None) or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            found.append(None)
+    return found
 
 
 class Circumstances:
@@ -328,13 +325,10 @@ def why_not(optimizer: Any) -> str | None:
     return None
 
 
-def why_not_now() -> str | None:
-    """Return what prevents graphs at the moment, or None."""
-    if chainer.is_debug():
-        return "Chainer's debug mode looks at values"
-    if chainer.get_function_hooks() or chainer._get_link_hooks():
-        return "a hook of functions or links is active"
-    return None
+def is_looked_at() -> bool:
+    """Return whether debug mode, or a hook of functions or links, looks at each step now."""
+    hooks = chainer.get_function_hooks() or chainer._get_link_hooks()
+    return bool(chainer.is_debug() or hooks)
 
 
 def pre_hooks(optimizer: Any) -> list[Any]:

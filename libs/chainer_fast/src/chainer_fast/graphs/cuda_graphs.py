@@ -98,10 +98,10 @@ class CudaGraphs:
         kwds: Mapping[str, Any],
     ) -> None:
         """Take a step. On several ranks, collective."""
-        if self._is_over:
-            steps.eager(lossfun, args, kwds)
-            return
         call = _Call(steps, lossfun, args, kwds)
+        if self._is_over:
+            call.eager()
+            return
         planned = _attempt(lambda: self._plan(call))
         plan = planned.result or _Plan(GIVE_UP, reason=planned.problem)
         with chainer.using_device(self._device) if self._is_on_gpu else nullcontext():
@@ -113,7 +113,7 @@ class CudaGraphs:
         agreed = steps.agree(plan.wish)
         if agreed == GIVE_UP:
             self._end(steps, steps.reasons(plan.reason))
-            steps.eager(call.lossfun, call.args, call.kwds)
+            call.eager()
         elif agreed == RECORD:
             self._record(call, plan.key)
         elif agreed == CHECK:
@@ -162,7 +162,7 @@ class CudaGraphs:
             self._device = next(optimizer.target.params()).device
         if reason := self._circumstances.why_not:
             return _Plan(GIVE_UP, reason=reason)
-        if circumstances.why_not_now():
+        if circumstances.is_looked_at():
             return _Plan(EAGER)
         arguments = signature((tuple(call.args), dict(call.kwds)), array)
         key = function, arguments, self._circumstances.number, call.steps.key()
@@ -225,7 +225,7 @@ class CudaGraphs:
         self.settle(call.steps.optimizer)
         self.n_eager += 1
         if not self._is_on_gpu:
-            call.steps.eager(call.lossfun, call.args, call.kwds)
+            call.eager()
             return
         self._shared_ones.draw_next()
         self._eager_again(call)
@@ -234,7 +234,7 @@ class CudaGraphs:
         """Take a step without graphs, with the random numbers of the last one."""
         seen, array = self._circumstances, chainer.backends.cuda.ndarray
         with self._shared_ones.draws.step(), noting_results(seen.links, seen.results, array):
-            call.steps.eager(call.lossfun, call.args, call.kwds)
+            call.eager()
 
     def _launch(self, call: _Call, recorded: RecordedStep) -> None:
         optimizer, shared = call.steps.optimizer, self._shared_ones
@@ -301,7 +301,7 @@ class CudaGraphs:
             self._eager(call)
         else:
             self._end(steps, reasons)
-            steps.eager(call.lossfun, call.args, call.kwds)
+            call.eager()
 
     def _prepare(self, call: _Call) -> tuple[State, RecordedStep]:
         shared, target = self._shared_ones, call.steps.optimizer.target
@@ -378,6 +378,10 @@ class _Call(NamedTuple):
     lossfun: Callable[..., Any]
     args: Sequence[Any]
     kwds: Mapping[str, Any]
+
+    def eager(self) -> None:
+        """Do the whole step, without graphs."""
+        self.steps.eager(self.lossfun, self.args, self.kwds)
 
 
 class _Shared:

@@ -11,6 +11,8 @@ from typing import Any
 import chainer
 import numpy as np
 
+from chainer_fast.graphs.circumstances import closed_over
+
 _KINDS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
@@ -19,11 +21,7 @@ def generators_of(links: Iterable[chainer.Link], function: Any) -> list[Any]:
     values: list[Any] = [random.random.__self__, np.random.rand.__self__]  # type: ignore[attr-defined]
     for owner in (*links, function, getattr(function, "__self__", None)):
         values += getattr(owner, "__dict__", {}).values()
-    for cell in getattr(getattr(function, "__func__", function), "__closure__", None) or ():
-        try:
-            values.append(cell.cell_contents)
-        except ValueError:
-            continue  # not assigned yet
+    values += closed_over(function)
     return list({id(each): each for each in values if isinstance(each, _KINDS)}.values())
 
 

@@ -79,7 +79,7 @@ class Outputs:
 
     def _take(self, before: Sequence[dict[str, Any]]) -> None:
         for name, value in self._reported.items():
-            if self._array_of(value) is None:
+            if array_of(value, self._array) is None:
                 raise NotRecordable(f"it reports {name!r}, which is not in GPU memory")
         self._attributes = []
         for link, old in zip(self._links, before, strict=True):
@@ -111,7 +111,7 @@ class Outputs:
         return [(link, name) for link, name, _ in self._attributes]
 
     def _copy(self, value: Any, copies: dict[int, Any]) -> Any:
-        array = self._array_of(value)
+        array = array_of(value, self._array)
         if array is None:
             return value
         if id(array) not in copies:
@@ -120,13 +120,6 @@ class Outputs:
         if not isinstance(value, chainer.Variable):
             return copy
         return chainer.Variable(copy, requires_grad=value.requires_grad)
-
-    def _array_of(self, value: Any) -> Any:
-        """Return the array of a result; None if it is not in GPU memory."""
-        if isinstance(value, chainer.Parameter):
-            return None
-        array = value.array if isinstance(value, chainer.Variable) else value
-        return array if isinstance(array, self._array) else None
 
 
 @contextlib.contextmanager
@@ -139,10 +132,17 @@ def noting_results(
     results.clear()
     for link, old in zip(links, before, strict=True):
         for name, value in vars(link).items():
-            if value is not old.get(name) and not isinstance(value, chainer.Parameter):
-                found = value.array if isinstance(value, chainer.Variable) else value
-                if isinstance(found, array) and name not in link._persistent:
-                    results.add((id(link), name))
+            is_other = value is not old.get(name) and name not in link._persistent
+            if is_other and array_of(value, array) is not None:
+                results.add((id(link), name))
+
+
+def array_of(value: Any, array: type) -> Any:
+    """Return the array of a result; None if it is a parameter, or not in GPU memory."""
+    if isinstance(value, chainer.Parameter):
+        return None
+    found = value.array if isinstance(value, chainer.Variable) else value
+    return found if isinstance(found, array) else None
 
 
 def holds_arrays(value: Any, array: type) -> bool:

@@ -17,7 +17,7 @@ from chainer_fast.graphs.outputs import Outputs
 from chainer_fast.graphs.recorder import Recorder
 from chainer_fast.graphs.scaling import Scaling
 from chainer_fast.graphs.steps import Steps
-from chainer_fast.updates import RecordedSteps, is_weight_decay
+from chainer_fast.updates import RecordedSteps, is_weight_decay, look
 
 # Bytes for the numbers and the rows of tables of a parameter: in half precision, Adam takes part
 # in five calls of kernels, with 8 numbers and 20 addresses or sizes.
@@ -126,7 +126,7 @@ class RecordedStep:
         if not self._inputs.are(self._rehearsed):
             raise NotRecordable("it changes an argument of the loss function in place")
         self._numbers.begin()
-        self._graph, _ = self._recorder.record(self._enqueue)
+        self._graph = self._recorder.record(self._enqueue)
         self._gradients = [(each, each.grad_var) for each in self._parameters]
         self._outputs.forget_functions()
         self.uses_t = self._update.depends_on_t()
@@ -148,7 +148,8 @@ class RecordedStep:
             self._n_draws = self._draws.n_calls
             optimizer.reallocate_cleared_grads()
             if optimizer._loss_scaling_is_dynamic:
-                scaling.look([each.grad for each in self._parameters], self._numbers)
+                gradients = [each.grad for each in self._parameters]
+                look(gradients, scaling.found, chainer.backends.cuda, self._numbers)
             hooks = pre_hooks(optimizer)
             decays = [hook for hook in hooks if is_weight_decay(hook)]
             try:

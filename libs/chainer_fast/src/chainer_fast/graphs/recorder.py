@@ -45,8 +45,8 @@ class Recorder:
         """Wait until the stream has done its work."""
         self._stream.synchronize()
 
-    def record(self, enqueue: Callable[[], Any]) -> tuple[Any, Any]:
-        """Return a graph of what a function enqueues, and what it returns. Nothing is done yet.
+    def record(self, enqueue: Callable[[], None]) -> Any:
+        """Return a graph of what a function enqueues. Nothing is done yet.
 
         Raises
         ------
@@ -61,12 +61,12 @@ class Recorder:
             with self._stream, self._cupy.cuda.using_allocator(self._pool.malloc):
                 self._stream.begin_capture()
                 try:
-                    result = enqueue()
+                    enqueue()
                 except BaseException:
                     with contextlib.suppress(Exception):  # the capture has failed, too
                         self._stream.end_capture()
                     raise
-                return self._stream.end_capture(), result
+                return self._stream.end_capture()
         finally:
             if was_on:
                 gc.enable()
@@ -74,7 +74,3 @@ class Recorder:
     def launch(self, graph: Any) -> None:
         """Launch a graph on the current stream."""
         graph.launch(self._cupy.cuda.get_current_stream())
-
-    def free(self) -> None:
-        """Give memory that no graph uses back to the GPU."""
-        self._pool.free_all_blocks()

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from chainer_fast.foreach import Calls, Recording
-
 
 class Scaling:
     """The loss scale of an optimizer, with what Chainer keeps to change it.
@@ -53,16 +51,6 @@ class Scaling:
             self.scale[...] = 1.0 if given[0] is None else given[0]
             self.ever[...] = given[1]
             self._given = given
-
-    def look(self, gradients: list[Any], recording: Recording) -> None:
-        """Enqueue a search for gradients that are not finite."""
-        look = self._cuda.elementwise(
-            "T gradient, uint64 found", "", "if (!isfinite(gradient)) *(bool*)found = true", "look"
-        )
-        calls = Calls(self._xp, recording, -1)
-        for gradient in gradients:
-            calls.add(look, gradient, self.found.data.ptr)
-        calls.run()
 
     def change(self, optimizer: Any) -> None:
         """Enqueue what Chainer does with the loss scale after a step."""

@@ -53,7 +53,7 @@ class State:
     def different(self, others: Sequence[Any]) -> list[str]:
         """Return the names of arrays whose bits differ from those of others."""
         pairs = zip(self._arrays.values(), others, strict=True)
-        flags = [(_bits(array) != _bits(other)).any() for array, other in pairs]
+        flags = [differ(array, other) for array, other in pairs]
         return [name for name, flag in zip(self._arrays, flags, strict=True) if bool(flag)]
 
     def far(self, of_graph: Sequence[Any], of_eager: Sequence[Any]) -> list[str]:
@@ -68,7 +68,7 @@ class State:
         """
         found = []
         for k, (name, array) in enumerate(self._arrays.items()):
-            if array.size == 0 or not (_bits(of_graph[k]) != _bits(of_eager[k])).any():
+            if array.size == 0 or not differ(of_graph[k], of_eager[k]):
                 continue
             wide = of_graph[k].astype(np.float64)
             of_launches = float(abs(array - wide).max())
@@ -82,5 +82,7 @@ class State:
         return found
 
 
-def _bits(array: Any) -> Any:
-    return array.ravel().view(np.uint8)
+def differ(one: Any, other: Any) -> Any:
+    """Return whether any bits of two arrays differ, as an array without axes."""
+    bits, others = (array.ravel().view(np.uint8) for array in (one, other))
+    return (bits != others).any()

@@ -33,20 +33,16 @@ def use_graphs_if_asked(module: ModuleType) -> None:
         use : bool
             False switches graphs off.
         """
-        from chainer_fast.graphs.cuda_graphs import CudaGraphs
-
         if (found := self.cuda_graphs) is not None:
             found.settle(self)
-        self.cuda_graphs = CudaGraphs() if use else None
+        self.cuda_graphs = _new_graphs() if use else None
 
     def cuda_graphs(self: Any) -> Any:
         """Return the graphs of this optimizer, a `CudaGraphs`, or None."""
         if "_cuda_graphs" not in vars(self):
             if not settings.is_on(VARIABLE):
                 return None
-            from chainer_fast.graphs.cuda_graphs import CudaGraphs
-
-            self.cuda_graphs = CudaGraphs()
+            self.cuda_graphs = _new_graphs()
         return vars(self)["_cuda_graphs"]
 
     def set_cuda_graphs(self: Any, graphs: Any) -> None:
@@ -67,6 +63,13 @@ def use_graphs_if_asked(module: ModuleType) -> None:
         from chainer_fast.graphs.one_process import OneProcess
 
         graphs.update(OneProcess(self, eager), lossfun, args, kwds)
+
+
+def _new_graphs() -> Any:
+    # Importing it needs Chainer, which is being imported when this module is.
+    from chainer_fast.graphs.cuda_graphs import CudaGraphs
+
+    return CudaGraphs()
 
 
 def _let_the_gpu_know(module: ModuleType) -> None:

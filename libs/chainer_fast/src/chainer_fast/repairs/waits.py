@@ -4,7 +4,7 @@ from types import ModuleType
 from typing import Any
 
 from chainer_compat import surgery
-from chainer_fast.foreach import Calls
+from chainer_fast import updates
 
 
 def look_at_all_gradients_at_once(module: ModuleType) -> None:
@@ -20,16 +20,9 @@ def look_at_all_gradients_at_once(module: ModuleType) -> None:
         if not on_one_gpu or any(parameter.grad is None for parameter in parameters):
             original(self)
             return
-        xp = cuda.cupy
-        look = cuda.elementwise(
-            "T gradient, uint64 found", "", "if (!isfinite(gradient)) *(bool*)found = true", "look"
-        )
         with module.chainer.using_device(devices[0]):
-            found = xp.zeros((), bool)
-            calls = Calls(xp)
-            for parameter in parameters:
-                calls.add(look, parameter.grad, found.data.ptr)
-            calls.run()
+            found = cuda.cupy.zeros((), bool)
+            updates.look([parameter.grad for parameter in parameters], found, cuda)
         self._loss_scaling_isnan = bool(found)
         if self._loss_scaling_isnan:
             original(self)
