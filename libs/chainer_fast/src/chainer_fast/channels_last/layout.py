@@ -1,0 +1,54 @@
+"""What channels last means: strides of (images, rows, columns, channels) under Chainer's shape.
+
+Filters lie the same way, by output channel.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+from typing import Any
+
+#: Value of ``chainer.config.compute_mode`` that asks for channels last; Chainer's own name.
+MODE = "cudnn_fast"
+#: The dtypes that use it, by character: cuDNN computes float32 faster in Chainer's order.
+DTYPES = "e"
+
+
+def is_wanted(dtype: Any) -> bool:
+    """Return whether convolutions of a dtype shall give channels-last images."""
+    return dtype.char in DTYPES and _config().compute_mode == MODE
+
+
+def is_channels_last(array: Any) -> bool:
+    """Return whether an array lies channels last, and not in Chainer's order at the same time."""
+    return array.ndim == 4 and not array.flags.c_contiguous and flat(array).flags.c_contiguous
+
+
+def flat(array: Any) -> Any:
+    """Return a view with the axes of memory: C-contiguous if the array lies channels last."""
+    return array.transpose(0, 2, 3, 1)
+
+
+def shaped(array: Any) -> Any:
+    """Return a view of an array with the axes of memory that has those of Chainer."""
+    return array.transpose(0, 3, 1, 2)
+
+
+def empty(xp: ModuleType | Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return an uninitialized channels-last array of this shape, by ``xp.empty``."""
+    n, c, h, w = shape
+    return shaped(xp.empty((n, h, w, c), dtype))
+
+
+def converted(xp: ModuleType | Any, array: Any) -> Any:
+    """Return an array if it lies channels last, or a copy that does, by ``xp``."""
+    if flat(array).flags.c_contiguous:
+        return array
+    return shaped(xp.ascontiguousarray(flat(array)))
+
+
+@functools.cache
+def _config() -> Any:
+    return importlib.import_module("chainer.configuration").config
