@@ -24,6 +24,7 @@ from chainer.functions.noise import dropout
 from chainer.functions.normalization import batch_normalization
 
 from chainer_fast import updates
+from chainer_fast.channels_last.current_step import taking_part
 from chainer_fast.cudnn import runner
 from chainer_fast.graphs.drawing import Draws
 from chainer_fast.repairs import recordable
@@ -394,6 +395,23 @@ def _():
     node.forward_gpu = node.forward
     y = _on_gpu_by("batchnorm", node, (2, 8, 3, 3), (8,), (8,))
     assert y.shape == (2, 8, 3, 3)
+
+
+@check("channels-last-fusing")
+def _():
+    normalization = SimpleNamespace(is_shared=False, pass_through=lambda gy, y: gy + y)
+    step = SimpleNamespace(
+        add=lambda inputs, compute: "a sum", rectify=lambda x: (x + 1, normalization)
+    )
+    node, ones = ReLU(), numpy.ones(3, "f")
+    with taking_part(step):
+        (y,) = node.forward_gpu((ones,))
+        assert Add().forward((ones, ones)) == ("a sum",)
+    assert (y == 2).all()
+    node.get_retained_outputs = lambda: (chainer.Variable(y),)
+    with chainer.no_backprop_mode():
+        (gradient,) = node.backward((0,), (chainer.Variable(ones),))
+    assert (gradient.array == 3).all()
 
 
 def _on_gpu_by(name, node, *shapes):

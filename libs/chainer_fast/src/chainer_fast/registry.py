@@ -13,6 +13,7 @@ from chainer_fast.onednn import library
 from chainer_fast.repairs import (
     bandwidth,
     cudnn,
+    fusing,
     graphs,
     ideep,
     launches,
@@ -161,6 +162,14 @@ REPAIRS = (
                 cudnn.use_for_batch_normalization,
             ),
         )
+    ),
+    Repair(
+        "channels-last-fusing",
+        "chainer.functions",  # after all others that change these functions
+        "each function reads and writes all images, and a GPU's memory limits the speed",
+        cupy_is_14,
+        fusing.fuse_with_normalization,
+        option=CUDNN,
     ),
 )
 

@@ -38,12 +38,12 @@ SIGNATURES: dict[str, list[Any]] = {
     ],
 }
 # Constants from cudnn_graph.h and cudnn_ops.h.
-_ROW_MAJOR = 0
+_CHANNELS_FIRST, _CHANNELS_LAST = 0, 1
 _DTYPES = {"float32": 0, "float16": 2}
 _STATISTICS_PER_CHANNEL = 1
 # Results replace the old values.
 _ONE, _ZERO = ctypes.c_float(1), ctypes.c_float(0)
-_REPLACE = (ctypes.addressof(_ONE), ctypes.addressof(_ZERO))
+REPLACE = (ctypes.addressof(_ONE), ctypes.addressof(_ZERO))
 
 
 class Normalizer:
@@ -94,9 +94,9 @@ class Normalizer:
         x, gamma, beta = map(self.runner.readable, (x, gamma, beta))
         images, statistics = self.describe(x.shape, x.dtype)
         y, mean, inv_std = self._results(x, gamma)
-        self._call(
+        self.call(
             "cudnnBatchNormalizationForwardTraining",
-            *(self.runner.handle().backend_handle, _STATISTICS_PER_CHANNEL, *_REPLACE),
+            *(self.runner.handle().backend_handle, _STATISTICS_PER_CHANNEL, *REPLACE),
             *(images, gpu.pointer(x), images, gpu.pointer(y)),
             *(statistics, gpu.pointer(gamma), gpu.pointer(beta)),
             *(1 - decay, *(map(gpu.pointer, averages) if averages else (None, None))),
@@ -112,9 +112,9 @@ class Normalizer:
         gy, x, gamma = map(self.runner.readable, (gy, x, gamma))
         images, statistics = self.describe(x.shape, x.dtype)
         gx, ggamma, gbeta = self._results(x, gamma)
-        self._call(
+        self.call(
             "cudnnBatchNormalizationBackward",
-            *(self.runner.handle().backend_handle, _STATISTICS_PER_CHANNEL, *_REPLACE, *_REPLACE),
+            *(self.runner.handle().backend_handle, _STATISTICS_PER_CHANNEL, *REPLACE, *REPLACE),
             *(images, gpu.pointer(x), images, gpu.pointer(gy), images, gpu.pointer(gx)),
             *(statistics, gpu.pointer(gamma), gpu.pointer(ggamma), gpu.pointer(gbeta)),
             *(eps, gpu.pointer(mean), gpu.pointer(inv_std)),
@@ -127,18 +127,28 @@ class Normalizer:
         statistics = (empty(gamma.shape, STATISTICS) for _ in range(2))
         return empty(x.shape, x.dtype), *statistics
 
-    def _describe(self, shape: tuple[int, ...], dtype: Any) -> list[Any]:
+    def _describe(
+        self, shape: tuple[int, ...], dtype: Any, is_channels_last: bool = False
+    ) -> list[Any]:
         """Return cuDNN's descriptors of images and of their statistics."""
         found = []
+        order = _CHANNELS_LAST if is_channels_last else _CHANNELS_FIRST
         for described, of in ((shape, dtype.name), ((1, shape[1], 1, 1), STATISTICS)):
             descriptor = _POINTER()
-            self._call("cudnnCreateTensorDescriptor", descriptor)
-            kind = (_ROW_MAJOR, _DTYPES[of])
-            self._call("cudnnSetTensor4dDescriptor", descriptor, *kind, *described)
+            self.call("cudnnCreateTensorDescriptor", descriptor)
+            kind = (order, _DTYPES[of])
+            self.call("cudnnSetTensor4dDescriptor", descriptor, *kind, *described)
             found.append(descriptor.value)
         return found
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of cuDNN.
+
+        Raises
+        ------
+        RuntimeError
+            If it fails. The message says what to do.
+        """
         if status := getattr(self._library, name)(*arguments):
             reason = self._library.cudnnGetErrorString(status).decode()
             version = self.runner.cudnn.backend_version_string()

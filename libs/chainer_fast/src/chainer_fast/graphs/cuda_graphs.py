@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
+from chainer_fast.channels_last.fusing import Fused, Observed, Plan
+from chainer_fast.channels_last.layout import is_wanted
 from chainer_fast.graphs import circumstances
 from chainer_fast.graphs.circumstances import Circumstances, of_loss_function
 from chainer_fast.graphs.drawing import Draws
@@ -58,10 +60,12 @@ class CudaGraphs:
     ----------
     n_eager, n_recorded, n_launched : int
         Number of steps without graphs, of recordings, and of steps by a graph.
+    n_fused : int
+        Number of batch normalizations that the last recorded step computes with ReLU.
     """
 
     def __init__(self) -> None:
-        self.n_eager = self.n_recorded = self.n_launched = 0
+        self.n_eager = self.n_recorded = self.n_launched = self.n_fused = 0
         self._is_over = self._has_asked = self._is_on_gpu = False
         #: Steps that the GPU may have skipped, unknown to the host.
         self._ahead: RecordedStep | None = None
@@ -70,6 +74,8 @@ class CudaGraphs:
         self._graphs: dict[Hashable, RecordedStep] = {}
         self._seen: dict[Hashable, int] = {}
         self._never: set[Hashable] = set()
+        #: What the last eager steps have shown.
+        self._observed: dict[Hashable, Observed] = {}
         self._device: Any = None
         self._n_since_launch = self._n_begun = 0
         self._shared: _Shared | None = None
@@ -121,7 +127,7 @@ class CudaGraphs:
         elif agreed == REPLAY:
             self._launch(call, self._graphs[plan.key])
         else:
-            self._eager(call)
+            self._eager(call, plan.key)
 
     def settle(self, optimizer: Any) -> None:
         """Give the optimizer what the GPU knows better: the loss scale, and skipped steps.
@@ -187,6 +193,7 @@ class CudaGraphs:
             return _Plan(GIVE_UP, reason=f"in {MOST_EAGER} steps, {what} differed each time")
         if len(self._seen) > MOST_SEEN:
             self._seen.clear()
+            self._observed.clear()
         n_seen = self._seen[key] = self._seen.get(key, 0) + 1
         if key in self._never or n_seen < 2 or sum(self._seen.values()) <= N_FIRST:
             return _Plan(EAGER, key)
@@ -208,6 +215,7 @@ class CudaGraphs:
         self._graphs.clear()
         self._seen.clear()
         self._never.clear()
+        self._observed.clear()
         self._has_asked = self._is_on_gpu = False
 
     def _end(self, steps: Steps, reasons: Mapping[int, str]) -> None:
@@ -215,12 +223,13 @@ class CudaGraphs:
         self.settle(steps.optimizer)
         self._is_over = True
         self._graphs.clear()
+        self._observed.clear()
         self._circumstances, self._shared = Circumstances(), None
         steps.tell(f"no CUDA graphs: {_shown(reasons, steps)}. Training goes on without them")
 
     # ---- a step ----
 
-    def _eager(self, call: _Call) -> None:
+    def _eager(self, call: _Call, key: Hashable = None) -> None:
         """Take a step without graphs, which may be followed by others with."""
         self.settle(call.steps.optimizer)
         self.n_eager += 1
@@ -228,7 +237,12 @@ class CudaGraphs:
             call.eager()
             return
         self._shared_ones.draw_next()
-        self._eager_again(call)
+        if key is None or not is_wanted(np.dtype(np.float16)):
+            self._eager_again(call)
+            return
+        self._observed[key] = observed = Observed()
+        with observed.step():
+            self._eager_again(call)
 
     def _eager_again(self, call: _Call) -> None:
         """Take a step without graphs, with the random numbers of the last one."""
@@ -272,7 +286,7 @@ class CudaGraphs:
         self.settle(optimizer)
         shared.scaling.take(optimizer)
         self.n_recorded += 1
-        prepared = _attempt(lambda: self._prepare(call))
+        prepared = _attempt(lambda: self._prepare(call, key))
         reasons = steps.reasons(prepared.problem)
         if not reasons:
             small, recorded = prepared.result
@@ -291,6 +305,7 @@ class CudaGraphs:
             if len(self._graphs) >= MOST_GRAPHS:
                 self._graphs.pop(next(iter(self._graphs)))  # the one used least recently
             self._graphs[key] = recorded
+            self.n_fused = recorded.n_fused
             self._check(call, key)
             return
         self._never.add(key)
@@ -303,7 +318,8 @@ class CudaGraphs:
             self._end(steps, reasons)
             call.eager()
 
-    def _prepare(self, call: _Call) -> tuple[State, RecordedStep]:
+    def _prepare(self, call: _Call, key: Hashable) -> tuple[State, RecordedStep]:
+        plan: Plan = self._observed[key].plan() if key in self._observed else {}
         shared, target = self._shared_ones, call.steps.optimizer.target
         persistent = dict(circumstances.persistent_arrays(target, self._circumstances.links))
         small = State({**persistent, **shared.scaling.arrays})
@@ -316,6 +332,7 @@ class CudaGraphs:
             shared.scaling,
             shared.draws,
             self._circumstances,
+            plan,
         )
 
     def _check(self, call: _Call, key: Hashable) -> None:
@@ -340,7 +357,8 @@ class CudaGraphs:
         scaling.restore()
         rules = circumstances.rule_values(optimizer)
         self.n_eager += 1
-        self._eager_again(call)
+        with Fused(recorded.plan, leaves_out=False).step():
+            self._eager_again(call)
         was_host = rules != circumstances.rule_values(optimizer)
         if was_host:
             problem: str | None = "update rules change numbers on the host in each step"

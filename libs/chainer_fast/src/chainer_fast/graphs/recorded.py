@@ -8,6 +8,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+from chainer_fast.channels_last.fusing import Fused, Plan
 from chainer_fast.graphs.circumstances import Attribute, Circumstances, pre_hooks
 from chainer_fast.graphs.drawing import Draws
 from chainer_fast.graphs.generators import generators_of, is_in, set_state, state_of
@@ -42,6 +43,8 @@ class RecordedStep:
         Random numbers of steps.
     circumstances
         Links, and their attributes that steps replace.
+    plan
+        What is computed together.
     """
 
     def __init__(
@@ -54,7 +57,11 @@ class RecordedStep:
         scaling: Scaling,
         draws: Draws,
         circumstances: Circumstances,
+        plan: Plan,
     ) -> None:
+        self.plan = plan
+        #: Number of batch normalizations that are computed with ReLU.
+        self.n_fused = 0
         self._steps, self._lossfun = steps, lossfun
         self._recorder, self._scaling, self._draws = recorder, scaling, draws
         self._optimizer = optimizer = steps.optimizer
@@ -144,7 +151,10 @@ class RecordedStep:
         args, kwds = self._inputs.recorded
         scale = None if vars(optimizer).get("_loss_scale") is None else scaling.scale
         with self._draws.step(), self._outputs.taken():
-            self._steps.gradients(self._lossfun, args, kwds, scale)
+            fused = Fused(self.plan, leaves_out=True)
+            with fused.step():
+                self._steps.gradients(self._lossfun, args, kwds, scale)
+            self.n_fused = fused.n_fused
             self._n_draws = self._draws.n_calls
             optimizer.reallocate_cleared_grads()
             if optimizer._loss_scaling_is_dynamic:

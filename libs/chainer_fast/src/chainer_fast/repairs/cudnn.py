@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from chainer_fast.channels_last.current_step import current_step
+from chainer_fast.channels_last.layout import is_channels_last
 from chainer_fast.cudnn import graphs
+from chainer_fast.cudnn.fused_normalization import (
+    CHANNELS,
+    FusedNormalizer,
+    Normalization,
+    the_fused_normalizer,
+)
 from chainer_fast.cudnn.normalization import MOST_IMAGES, STATISTICS, Normalizer, the_normalizer
 from chainer_fast.cudnn.runner import CAPABILITY, Runner, the_runner
 
@@ -124,10 +132,43 @@ def _route(own: Forward, runners: Runners, computes: graphs.Name, shapes: Shapes
 
 
 def select_normalization(
-    module: ModuleType, normalizers: Callable[[], Normalizer] = the_normalizer
+    module: ModuleType,
+    normalizers: Callable[[], Normalizer] = the_normalizer,
+    fused_normalizers: Callable[[], FusedNormalizer] = the_fused_normalizer,
 ) -> Callable[..., Any]:
     """Return a function that selects cuDNN's or Chainer's implementation of BatchNormalization."""
     own = module._impl_selector
+
+    class Fused(module.GeneralBatchNormalizationImpl):  # type: ignore[name-defined]
+        """Normalizes channels-last images, perhaps with what follows."""
+
+        def forward(
+            self,
+            axis: Any,
+            gamma: Any,
+            x: Any,
+            x_layout: Any,
+            xp: Any,
+            expander: Any,
+            beta: Any,
+            eps: float,
+            decay: float,
+            running_mean: Any,
+            running_var: Any,
+        ) -> tuple[Any, ...]:
+            averages = None if running_mean is None else (running_mean, running_var)
+            self._call = call = Normalization(
+                fused_normalizers(), x, gamma, beta, eps, decay, averages
+            )
+            step = current_step()
+            y = call.launch() if step is None else step.normalize(call)
+            return y, x_layout, running_mean, running_var, call.mean, None, call.inv_std, None
+
+        def backward(
+            self, axis: Any, gamma: Any, gy: Any, x: Any, x_layout: Any, *_: Any
+        ) -> tuple[Any, ...]:
+            gx, ggamma, gbeta = self._call.gradients(gy)
+            return gx, x_layout, ggamma, gbeta
 
     class ByCudnn(module.GeneralBatchNormalizationImpl):  # type: ignore[name-defined]
         def forward(
@@ -189,7 +230,12 @@ def select_normalization(
             and x.size > x.shape[1]
             and normalizers().runner.gpu.capability() >= CAPABILITY
         )
-        return ByCudnn() if goes else chosen
+        if not goes:
+            return chosen
+        is_fused = (
+            is_channels_last(x) and _name(x.dtype) == "float16" and x.shape[1] % CHANNELS == 0
+        )
+        return Fused() if is_fused else ByCudnn()
 
     return select
 

@@ -1,0 +1,277 @@
+"""Let one kernel compute batch normalization, an addition and ReLU, where nobody reads in between.
+
+An eager step shows where: a hook sees what each function reads. A recorded step then leaves out
+what lies between. The eager steps with which it is compared run the same kernels, and compute what
+lies between as well: should somebody read that after all, recorded and eager steps differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.functions.activation.relu import ReLU
+from chainer.functions.math.basic_math import Add
+
+from chainer_fast.channels_last.current_step import taking_part
+from chainer_fast.channels_last.layout import converted, empty, flat, is_channels_last
+from chainer_fast.cudnn.fused_normalization import Normalization, Then
+
+#: What follows each normalization of a step, by its number in the step.
+Plan = Mapping[int, Then]
+
+
+class _Between:
+    """An array between a normalization and the ReLU that may follow.
+
+    Attributes
+    ----------
+    number : int
+        Number of the normalization in the step.
+    normalization : Normalization
+        The normalization, whose result this is, or a part of it.
+    z : array or None
+        The other part.
+    is_read : bool
+        Whether the function that was planned to has read it.
+    """
+
+    def __init__(self, number: int, normalization: Normalization, z: Any = None) -> None:
+        self.number, self.normalization, self.z = number, normalization, z
+        self.is_read = False
+
+    @property
+    def then(self) -> Then:
+        """What ReLU completes."""
+        return Then.RELU if self.z is None else Then.ADD_RELU
+
+
+class _Step(chainer.FunctionHook):
+    """A step that knows the arrays between normalizations and ReLUs, as long as they exist."""
+
+    name = "chainer_fast.fusing"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._n_normalizations = 0
+        self._between: dict[int, tuple[weakref.ref[Any], _Between]] = {}
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Take part in the step in the ``with`` block, on this thread."""
+        try:
+            with self, taking_part(self):
+                yield
+        finally:
+            self._between.clear()
+
+    def _find(self, array: Any) -> _Between | None:
+        reference, found = self._between.get(id(array), (None, None))
+        return found if reference is not None and reference() is array else None
+
+    def _note(self, array: Any, between: _Between) -> None:
+        key, known = id(array), self._between
+
+        def forget(reference: weakref.ref[Any]) -> None:
+            if key in known and known[key][0] is reference:
+                del known[key]
+
+        known[key] = weakref.ref(array, forget), between
+
+    def _count(self) -> int:
+        self._n_normalizations += 1
+        return self._n_normalizations - 1
+
+    def _of_sum(self, inputs: tuple[Any, ...]) -> tuple[_Between, Any] | None:
+        """Return a normalization that is added to an array of the same shape, and this array."""
+        if len(inputs) == 2 and inputs[0] is not inputs[1] and inputs[0].shape == inputs[1].shape:
+            for one, other in (inputs, inputs[::-1]):
+                found = self._find(one)
+                if found is not None and found.z is None and not found.is_read:
+                    return found, other
+        return None
+
+
+class Observed(_Step):
+    """An eager step that shows what the next one may compute together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._then: dict[int, Then] = {}
+        #: Classes of functions that read a result, or a sum, in this order.
+        self._readers: defaultdict[tuple[int, Then], list[type]] = defaultdict(list)
+        self._copies: dict[int, Any] = {}
+        self._are_changed: defaultdict[int, list[Any]] = defaultdict(list)
+        self._is_backward = False
+
+    def plan(self) -> Plan:
+        """Return what may be computed together, after the step. Waits for the GPU."""
+        readers = self._readers
+        expected = {Then.RELU: [ReLU], Then.ADD_RELU: [Add]}
+        return {
+            number: then
+            for number, then in self._then.items()
+            if readers[number, Then.RELU] == expected[then]
+            and (then is Then.RELU or readers[number, then] == [ReLU])
+            and not any(map(bool, self._are_changed[number]))
+        }
+
+    def normalize(self, normalization: Normalization) -> Any:
+        """See `Step`."""
+        y = normalization.launch()
+        self._watch(y, _Between(self._count(), normalization))
+        return y
+
+    def add(self, inputs: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+        """See `Step`."""
+        y = compute()
+        if is_channels_last(y) and (found := self._of_sum(inputs)) is not None:
+            between, z = found
+            self._watch(y, _Between(between.number, between.normalization, z))
+        return y
+
+    def rectify(self, x: Any) -> None:
+        """Return None: ReLU computes as ever."""
+        if (found := self._find(x)) is not None:
+            self._then[found.number] = found.then
+
+    def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
+        """Note who reads."""
+        for array in in_data:
+            if (found := self._find(array)) is None:
+                continue
+            self._readers[found.number, found.then].append(type(function))
+            if (copy := self._copies.pop(id(array), None)) is not None:
+                self._are_changed[found.number].append((_bits(array) != copy).any())
+
+    def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
+        """Fuse nothing that still exists after the forward computation."""
+        if not self._is_backward:
+            self._is_backward = True
+            for _, between in self._between.values():
+                self._then.pop(between.number, None)
+            self._copies.clear()
+
+    def _watch(self, y: Any, between: _Between) -> None:
+        if not self._is_backward:
+            self._note(y, between)
+            # Code other than Chainer's functions may change it.
+            self._copies[id(y)] = _bits(y).copy()
+
+
+class Fused(_Step):
+    """A step that computes together what an earlier one has shown to be possible.
+
+    Parameters
+    ----------
+    plan
+        What to compute together.
+    leaves_out
+        Whether what lies between is left out, unless an unexpected function reads it.
+
+    Attributes
+    ----------
+    n_fused : int
+        Number of normalizations that were computed with ReLU.
+    """
+
+    def __init__(self, plan: Plan, *, leaves_out: bool) -> None:
+        super().__init__()
+        self._plan, self._leaves_out = plan, leaves_out
+        self._waiting: dict[int, Normalization] = {}
+        self._expected: tuple[_Between, Any] | None = None
+        self.n_fused = 0
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Take part in the step in the ``with`` block, on this thread."""
+        with super().step():
+            yield
+            self._finish_all()
+
+    def normalize(self, normalization: Normalization) -> Any:
+        """See `Step`."""
+        number = self._count()
+        if number not in self._plan:
+            return normalization.launch()
+        if self._leaves_out:
+            y = normalization.empty()
+            self._waiting[number] = normalization
+        else:
+            y = normalization.launch()
+        self._note(y, _Between(number, normalization))
+        return y
+
+    def add(self, inputs: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+        """See `Step`."""
+        if self._expected is None:
+            return compute()
+        between, z = self._expected
+        xp = chainer.backends.cuda.cupy
+        y = empty(xp, z.shape, z.dtype) if self._leaves_out else compute()
+        self._note(y, _Between(between.number, between.normalization, converted(xp, z)))
+        return y
+
+    def rectify(self, x: Any) -> tuple[Any, Normalization] | None:
+        """See `Step`."""
+        if self._expected is None:
+            return None
+        between, _ = self._expected
+        self._waiting.pop(between.number, None)
+        self.n_fused += 1
+        return between.normalization.launch(between.then, between.z), between.normalization
+
+    def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
+        """Compute what an unexpected function reads."""
+        self._expected = expected = self._planned(type(function), in_data)
+        for array in in_data:
+            found = self._find(array)
+            if found is not None and (expected is None or found is not expected[0]):
+                self._finish(array, found)
+        if expected is not None:
+            expected[0].is_read = True
+
+    def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
+        """Compute what waits: somebody may have kept it, and averages move."""
+        if self._waiting or self._between:
+            self._finish_all()
+
+    def _planned(self, reader: type, inputs: tuple[Any, ...]) -> tuple[_Between, Any] | None:
+        """Return what a function reads as planned, and the other addend."""
+        found: tuple[_Between, Any] | None = None
+        if reader is Add:
+            found, then = self._of_sum(inputs), Then.ADD_RELU
+        elif reader is ReLU and (between := self._find(inputs[0])) is not None:
+            found, then = (between, None), between.then
+        if found is None or found[0].is_read or self._plan[found[0].number] is not then:
+            return None
+        return found
+
+    def _finish(self, array: Any, between: _Between) -> None:
+        """Compute what was left out, for somebody whose gradient counts, too."""
+        del self._between[id(array)]
+        between.normalization.is_shared = True
+        if not self._leaves_out:
+            return
+        self._waiting.pop(between.number, None)
+        if between.z is None:
+            between.normalization.launch(y=array)
+        else:
+            y = between.normalization.launch()
+            chainer.backends.cuda.cupy.add(flat(y), flat(between.z), out=flat(array))
+
+    def _finish_all(self) -> None:
+        for reference, between in list(self._between.values()):
+            if (array := reference()) is not None:
+                self._finish(array, between)
+        while self._waiting:
+            self._waiting.popitem()[1].launch()
+
+
+def _bits(array: Any) -> Any:
+    return flat(array).view(np.uint16)

@@ -1,0 +1,329 @@
+"""Batch normalization with ReLU and an addition in one kernel, on a stand-in for cuDNN.
+
+Expected values come from Chainer, in float64, without any of this.
+"""
+
+import contextlib
+from types import SimpleNamespace
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+from chainer.backends import cuda
+from chainer.functions.activation.relu import ReLU
+from chainer.functions.math.basic_math import Add
+from chainer.functions.normalization import batch_normalization
+
+from chainer_fast.channels_last.fusing import Fused, Observed
+from chainer_fast.channels_last.layout import is_channels_last
+from chainer_fast.cudnn import fused_normalization, normalization
+from chainer_fast.cudnn import runner as runners
+from chainer_fast.cudnn.fused_normalization import Then
+from chainer_fast.repairs import cudnn as routes
+from chainer_fast.repairs import fusing
+
+SHAPE = (3, 8, 5, 6)
+ALONE, WITH_RELU, WITH_ADDITION = "batchnorm_0", "batchnorm_1", "batchnorm_2"
+
+
+@pytest.fixture
+def computed(stand_in, monkeypatch):
+    """Send functions in host memory to the stand-in; return a function that tells what it did."""
+    monkeypatch.setattr(chainer.global_config, "use_ideep", "never")
+    monkeypatch.setattr(cuda, "cupy", np)
+    for owner, name in ((ReLU, "forward_gpu"), (ReLU, "backward"), (Add, "forward")):
+        monkeypatch.setattr(owner, name, getattr(owner, name.replace("gpu", "cpu")))
+    fusing.fuse_with_normalization(chainer.functions)
+    monkeypatch.setattr(ReLU, "forward_cpu", ReLU.forward_gpu)
+    cudnn = stand_in("cudnn")
+    library = stand_in("functions").Functions(cudnn)
+    runner = runners.Runner(cudnn, stand_in("host_gpu").HostGpu())
+    normalizer = normalization.Normalizer(runner, library)
+    fused = fused_normalization.FusedNormalizer(normalizer, library)
+    monkeypatch.setattr(batch_normalization, "cuda", SimpleNamespace(cupy=np))
+    select = routes.select_normalization(batch_normalization, lambda: normalizer, lambda: fused)
+    init = batch_normalization.BatchNormalization.__init__
+    monkeypatch.setattr(init, "__defaults__", (*init.__defaults__[:-1], select))
+
+    def names():
+        found = [entry[0] for entry in cudnn.log if isinstance(entry, tuple)]
+        cudnn.log.clear()
+        return [name for name in found if name.startswith("batchnorm")]
+
+    return names
+
+
+def last(array):
+    """Return a copy that lies channels last."""
+    return np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+
+
+class Layers:
+    """Batch normalizations, each with its parameters and averages."""
+
+    def __init__(self, dtype, n=4):
+        random = np.random.RandomState(1)
+        wide = "f4" if dtype == "f2" else dtype
+        self.parameters = [
+            chainer.Parameter(random.uniform(0.5, 1.5, SHAPE[1]).astype("f4").astype(wide))
+            for _ in range(2 * n)
+        ]
+        self.averages = [np.full(SHAPE[1], k % 2, wide) for k in range(2 * n)]
+        self.n_calls = 0
+
+    def __call__(self, x):
+        k = 2 * self.n_calls
+        self.n_calls += 1
+        mean, var = self.averages[k : k + 2]
+        return F.batch_normalization(
+            x, *self.parameters[k : k + 2], running_mean=mean, running_var=var
+        )
+
+
+def run(model, dtype, step=contextlib.nullcontext):
+    """Return the result, gradients and averages, in float64."""
+    random = np.random.RandomState(0)
+    place = last if dtype == "f2" else np.asarray
+    images = [
+        chainer.Variable(place(random.uniform(-1, 1, SHAPE).astype("f2").astype(dtype)))
+        for _ in range(2)
+    ]
+    weights = random.uniform(-1, 1, SHAPE).astype("f2").astype(dtype)
+    layers = Layers(dtype)
+    with step():
+        y = model(layers, *images)
+        loss = F.sum(F.cast(y, "f8") * weights.astype("f8"))
+        loss.backward()
+    found = [y, *(v.grad_var for v in (*images, *layers.parameters) if v.grad_var is not None)]
+    return [np.array(v.array, "f8") for v in found] + [np.array(a, "f8") for a in layers.averages]
+
+
+def compare(model, step=contextlib.nullcontext, dtype="f2"):
+    expected = run(model, "f8")
+    for got, wanted in zip(run(model, dtype, step), expected, strict=True):
+        scale = max(1.0, float(np.abs(wanted).max()))
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-2 * scale)
+
+
+def plan_of(model):
+    observed = Observed()
+    compare(model, observed.step)
+    return observed.plan()
+
+
+def both_ways(plan):
+    """Return steps that fuse, with and without what lies between."""
+    return [Fused(plan, leaves_out=leaves_out) for leaves_out in (False, True)]
+
+
+def basic(bn, x, z):
+    return F.relu(bn(x))
+
+
+def residual(bn, x, z):
+    return F.relu(bn(x) + z)
+
+
+def projected(bn, x, z):
+    return F.relu(bn(x) + bn(z))
+
+
+def two_blocks(bn, x, z):
+    h = F.relu(z + bn(F.relu(bn(x))))
+    return F.relu(bn(h) + h)
+
+
+FUSED = {
+    basic: {0: Then.RELU},
+    residual: {0: Then.ADD_RELU},
+    projected: {0: Then.ADD_RELU},
+    two_blocks: {0: Then.RELU, 1: Then.ADD_RELU, 2: Then.ADD_RELU},
+}
+
+
+@pytest.mark.parametrize("model", FUSED)
+def test_what_follows_is_computed_by_the_same_kernel(model, computed):
+    plan = FUSED[model]
+    assert plan_of(model) == plan
+    alone = computed()
+    assert set(alone) == {ALONE, "batchnorm_backward_0"}
+    complete, without = both_ways(plan)
+    for step in (complete, without):
+        compare(model, step.step)
+        assert step.n_fused == len(plan)
+        done = computed()
+        assert done.count(ALONE) == alone.count(ALONE) - (step is without) * len(plan)
+        together = [name for name in done if name in (WITH_RELU, WITH_ADDITION)]
+        assert together == [f"batchnorm_{int(then)}" for then in plan.values()]
+        gradients = [name for name in done if name.startswith("batchnorm_backward")]
+        assert gradients.count("batchnorm_backward_0") == alone.count(ALONE) - len(plan)
+        assert len(gradients) == alone.count(ALONE)
+
+
+def test_what_lies_between_changes_no_bits(computed):
+    complete, without = (run(two_blocks, "f2", step.step) for step in both_ways(FUSED[two_blocks]))
+    for one, other in zip(complete, without, strict=True):
+        assert (one == other).all()
+
+
+def test_results_and_gradients_lie_channels_last(computed):
+    x = chainer.Variable(last(np.random.RandomState(0).uniform(-1, 1, SHAPE).astype("f2")))
+    z = chainer.Variable(x.array.copy(order="K"))
+    with Fused({0: Then.ADD_RELU}, leaves_out=True).step():
+        y = residual(Layers("f2"), x, z)
+        y.grad = np.ones(SHAPE, "f2")  # in Chainer's order
+        y.backward()
+    for array in (y.array, x.grad, z.grad):
+        assert array.dtype == "f2"
+        assert is_channels_last(array)
+
+
+def kept(bn, x, z):
+    bn.kept = bn(x)
+    return F.relu(bn.kept)
+
+
+def read_twice(bn, x, z):
+    h = bn(x)
+    return F.relu(h) + h
+
+
+def sum_read_twice(bn, x, z):
+    h = bn(x) + z
+    return F.relu(h) * h
+
+
+def added_twice(bn, x, z):
+    h = bn(x)
+    return F.relu(h + h)
+
+
+def added_to_two(bn, x, z):
+    h = bn(x)
+    return F.relu(h + z) + (h + x)
+
+
+def rectified_twice(bn, x, z):
+    h = bn(x)
+    return F.relu(h) + F.relu(h)
+
+
+def without_relu(bn, x, z):
+    return F.tanh(bn(x)) + bn(z)
+
+
+def changed(bn, x, z):
+    h = bn(x)
+    h.array[:, 1] *= 2
+    return F.relu(h)
+
+
+def broadcast(bn, x, z):
+    return F.relu(bn(x) + F.broadcast_to(z[:1], SHAPE))
+
+
+NOT_FUSED = [
+    kept,
+    read_twice,
+    sum_read_twice,
+    added_twice,
+    added_to_two,
+    rectified_twice,
+    without_relu,
+]
+
+
+@pytest.mark.parametrize("model", NOT_FUSED)
+def test_what_somebody_else_may_read_is_not_fused(model, computed):
+    assert plan_of(model) == {}
+
+
+def test_what_code_changes_in_place_is_not_fused(computed):
+    observed = Observed()
+    run(changed, "f2", observed.step)
+    assert observed.plan() == {}
+
+
+ALL = [*FUSED, *NOT_FUSED, broadcast]
+
+
+@pytest.mark.parametrize("plan", [{0: Then.RELU, 1: Then.ADD_RELU}, {0: Then.ADD_RELU}])
+@pytest.mark.parametrize("model", ALL)
+def test_a_model_that_does_something_else_than_before_gets_right_values(model, plan, computed):
+    for step in both_ways(plan):
+        compare(model, step.step)
+
+
+def test_averages_move_although_nobody_reads_the_result(computed):
+    def unread(bn, x, z):
+        bn(x)
+        return F.relu(z)
+
+    compare(unread, Fused({0: Then.RELU}, leaves_out=True).step)
+    with chainer.no_backprop_mode():
+        layers = Layers("f2")
+        with Fused({0: Then.RELU}, leaves_out=True).step():
+            layers(last(np.ones(SHAPE, "f2")))
+    assert (layers.averages[0] > 0).all()
+
+
+def test_gradients_of_gradients(computed):
+    def twice(dtype, step=contextlib.nullcontext):
+        random = np.random.RandomState(0)
+        place = last if dtype == "f2" else np.asarray
+        x, z = (
+            chainer.Variable(place(random.uniform(-1, 1, SHAPE).astype("f2").astype(dtype)))
+            for _ in range(2)
+        )
+        layers = Layers(dtype)
+        with step():
+            y = F.cast(residual(layers, x, z), "f8")
+            inputs = [x, *layers.parameters[:2]]
+            gradients = chainer.grad([F.sum(y * y) / 256], inputs, enable_double_backprop=True)
+            squares = sum(F.sum(F.cast(g, "f8") ** 2) for g in gradients)
+            (again,) = chainer.grad([squares], [x])
+        return [np.array(v.array, "f8") for v in (*gradients, again)]
+
+    expected = twice("f8")
+    for step in (contextlib.nullcontext, *(each.step for each in both_ways({0: Then.ADD_RELU}))):
+        for got, wanted in zip(twice("f2", step), expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-2 * np.abs(wanted).max())
+
+
+def test_other_channels_and_float32_go_the_usual_way(computed):
+    random = np.random.RandomState(0)
+    for shape, dtype in (((3, 6, 5, 4), "f2"), (SHAPE, "f4")):
+        x = last(random.uniform(-1, 1, shape).astype(dtype))
+        ones = np.ones(shape[1], "f4")
+        y = F.batch_normalization(x, ones, ones).array
+        np.testing.assert_allclose(y.mean((0, 2, 3)), 1, rtol=0, atol=1e-2)
+        assert computed() == ["batchnorm"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_net_with_any_plan(seed, computed):
+    """Nets of random functions, which all plans must leave right."""
+
+    def net(bn, x, z):
+        random = np.random.RandomState(seed)
+        arrays = [x, z]
+        for _ in range(8):
+            one, other = (arrays[random.randint(len(arrays))] for _ in range(2))
+            kind = random.choice(["normalize", "add", "relu", "relu"])
+            if kind == "normalize" and bn.n_calls < 4:
+                arrays.append(bn(one))
+            elif kind == "add":
+                arrays.append((one + other) * 0.5)
+                arrays.append(one + other)
+            else:
+                arrays.append(F.relu(one))
+            if random.randint(3) == 0 and len(arrays) > 2:
+                arrays.pop(random.randint(len(arrays)))
+        return sum(arrays[1:], arrays[0]) * 0.25
+
+    plan = plan_of(net)
+    random = np.random.RandomState(100 + seed)
+    any_plan = {k: Then(random.randint(1, 3)) for k in range(4) if random.randint(3)}
+    for step in (*both_ways(plan), *both_ways(any_plan)):
+        compare(net, step.step)
