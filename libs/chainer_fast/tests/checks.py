@@ -400,13 +400,18 @@ def _():
 @check("channels-last-fusing")
 def _():
     normalization = SimpleNamespace(is_shared=False, pass_through=lambda gy, y: gy + y)
+    seen = []
     step = SimpleNamespace(
-        add=lambda inputs, compute: "a sum", rectify=lambda x: (x + 1, normalization)
+        add=lambda inputs, compute: "a sum",
+        rectify=lambda x: (x + 1, normalization),
+        read=seen.append,
     )
     node, ones = ReLU(), numpy.ones(3, "f")
     with taking_part(step):
         (y,) = node.forward_gpu((ones,))
         assert Add().forward((ones, ones)) == ("a sum",)
+        assert chainer.Variable(ones).array is ones
+    assert [each is ones for each in seen] == [True]
     assert (y == 2).all()
     node.get_retained_outputs = lambda: (chainer.Variable(y),)
     with chainer.no_backprop_mode():

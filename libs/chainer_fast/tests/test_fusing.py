@@ -32,6 +32,7 @@ def computed(stand_in, monkeypatch):
     """Send functions in host memory to the stand-in; return a function that tells what it did."""
     monkeypatch.setattr(chainer.global_config, "use_ideep", "never")
     monkeypatch.setattr(cuda, "cupy", np)
+    monkeypatch.setattr(chainer.Variable, "array", chainer.Variable.array)
     for owner, name in ((ReLU, "forward_gpu"), (ReLU, "backward"), (Add, "forward")):
         monkeypatch.setattr(owner, name, getattr(owner, name.replace("gpu", "cpu")))
     fusing.fuse_with_normalization(chainer.functions)
@@ -213,6 +214,12 @@ def without_relu(bn, x, z):
     return F.tanh(bn(x)) + bn(z)
 
 
+def looked_at(bn, x, z):
+    h = bn(x) + z
+    bn.seen = float(h.array.sum())
+    return F.relu(h)
+
+
 def changed(bn, x, z):
     h = bn(x)
     h.array[:, 1] *= 2
@@ -224,13 +231,13 @@ def broadcast(bn, x, z):
 
 
 NOT_FUSED = [
-    kept,
     read_twice,
     sum_read_twice,
     added_twice,
     added_to_two,
     rectified_twice,
     without_relu,
+    looked_at,
 ]
 
 
@@ -245,7 +252,7 @@ def test_what_code_changes_in_place_is_not_fused(computed):
     assert observed.plan() == {}
 
 
-ALL = [*FUSED, *NOT_FUSED, broadcast]
+ALL = [*FUSED, *NOT_FUSED, broadcast, kept]
 
 
 @pytest.mark.parametrize("plan", [{0: Then.RELU, 1: Then.ADD_RELU}, {0: Then.ADD_RELU}])
@@ -253,6 +260,32 @@ ALL = [*FUSED, *NOT_FUSED, broadcast]
 def test_a_model_that_does_something_else_than_before_gets_right_values(model, plan, computed):
     for step in both_ways(plan):
         compare(model, step.step)
+
+
+def test_whoever_looks_at_an_array_sees_what_is_right(computed):
+    def look(dtype, step=contextlib.nullcontext):
+        seen = []
+
+        def model(bn, x, z):
+            result = looked_at(bn, x, z)
+            seen.append(bn.seen)
+            return result
+
+        run(model, dtype, step)
+        return seen
+
+    expected = look("f8")
+    for step in both_ways({0: Then.ADD_RELU}):
+        np.testing.assert_allclose(look("f2", step.step), expected, rtol=1e-2)
+
+
+def test_what_is_kept_is_there_after_the_step(computed):
+    layers = Layers("f2")
+    x = last(np.random.RandomState(0).uniform(-1, 1, SHAPE).astype("f2"))
+    with Fused({0: Then.RELU}, leaves_out=True).step():
+        F.sum(kept(layers, x, None)).backward()
+    expected = Layers("f8")(x.astype("f8")).array
+    np.testing.assert_allclose(layers.kept.array, expected, rtol=0, atol=1e-2)
 
 
 def test_averages_move_although_nobody_reads_the_result(computed):

@@ -22,6 +22,9 @@ class Step(Protocol):
     def rectify(self, x: Any) -> tuple[Any, Normalization] | None:
         """Return the result of ReLU, and the normalization that was computed with it, if any."""
 
+    def read(self, array: Any) -> None:
+        """Take note that code other than Chainer's functions reads an array."""
+
 
 _of_thread = threading.local()
 

@@ -1,8 +1,8 @@
 """Let one kernel compute batch normalization, an addition and ReLU, where nobody reads in between.
 
-An eager step shows where: a hook sees what each function reads. A recorded step then leaves out
-what lies between. The eager steps with which it is compared run the same kernels, and compute what
-lies between as well: should somebody read that after all, recorded and eager steps differ.
+An eager step shows where: a hook sees what each function reads, and `Variable.array` who else does.
+A recorded step then leaves out what lies between, until somebody unexpected reads it. The eager
+steps with which it is compared run the same kernels, and compute what lies between as well.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import chainer
-import numpy as np
 from chainer.functions.activation.relu import ReLU
 from chainer.functions.math.basic_math import Add
 
@@ -103,28 +102,23 @@ class Observed(_Step):
     def __init__(self) -> None:
         super().__init__()
         self._then: dict[int, Then] = {}
-        #: Classes of functions that read a result, or a sum, in this order.
-        self._readers: defaultdict[tuple[int, Then], list[type]] = defaultdict(list)
-        self._copies: dict[int, Any] = {}
-        self._are_changed: defaultdict[int, list[Any]] = defaultdict(list)
-        self._is_backward = False
+        #: What has read a result, or a sum: classes of functions, and None for all other code.
+        self._readers: defaultdict[tuple[int, Then], list[type | None]] = defaultdict(list)
 
     def plan(self) -> Plan:
-        """Return what may be computed together, after the step. Waits for the GPU."""
+        """Return what may be computed together."""
         readers = self._readers
-        expected = {Then.RELU: [ReLU], Then.ADD_RELU: [Add]}
+        first = {Then.RELU: ReLU, Then.ADD_RELU: Add}
         return {
             number: then
             for number, then in self._then.items()
-            if readers[number, Then.RELU] == expected[then]
-            and (then is Then.RELU or readers[number, then] == [ReLU])
-            and not any(map(bool, self._are_changed[number]))
+            if readers[number, Then.RELU] == [first[then]] and readers[number, then] == [ReLU]
         }
 
     def normalize(self, normalization: Normalization) -> Any:
         """See `Step`."""
         y = normalization.launch()
-        self._watch(y, _Between(self._count(), normalization))
+        self._note(y, _Between(self._count(), normalization))
         return y
 
     def add(self, inputs: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
@@ -132,7 +126,7 @@ class Observed(_Step):
         y = compute()
         if is_channels_last(y) and (found := self._of_sum(inputs)) is not None:
             between, z = found
-            self._watch(y, _Between(between.number, between.normalization, z))
+            self._note(y, _Between(between.number, between.normalization, z))
         return y
 
     def rectify(self, x: Any) -> None:
@@ -140,28 +134,18 @@ class Observed(_Step):
         if (found := self._find(x)) is not None:
             self._then[found.number] = found.then
 
+    def read(self, array: Any) -> None:
+        """See `Step`."""
+        self._read(array, None)
+
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Note who reads."""
         for array in in_data:
-            if (found := self._find(array)) is None:
-                continue
-            self._readers[found.number, found.then].append(type(function))
-            if (copy := self._copies.pop(id(array), None)) is not None:
-                self._are_changed[found.number].append((_bits(array) != copy).any())
+            self._read(array, type(function))
 
-    def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
-        """Fuse nothing that still exists after the forward computation."""
-        if not self._is_backward:
-            self._is_backward = True
-            for _, between in self._between.values():
-                self._then.pop(between.number, None)
-            self._copies.clear()
-
-    def _watch(self, y: Any, between: _Between) -> None:
-        if not self._is_backward:
-            self._note(y, between)
-            # Code other than Chainer's functions may change it.
-            self._copies[id(y)] = _bits(y).copy()
+    def _read(self, array: Any, reader: type | None) -> None:
+        if (found := self._find(array)) is not None:
+            self._readers[found.number, found.then].append(reader)
 
 
 class Fused(_Step):
@@ -226,6 +210,11 @@ class Fused(_Step):
         self.n_fused += 1
         return between.normalization.launch(between.then, between.z), between.normalization
 
+    def read(self, array: Any) -> None:
+        """See `Step`."""
+        if (found := self._find(array)) is not None:
+            self._finish(array, found)
+
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Compute what an unexpected function reads."""
         self._expected = expected = self._planned(type(function), in_data)
@@ -271,7 +260,3 @@ class Fused(_Step):
                 self._finish(array, between)
         while self._waiting:
             self._waiting.popitem()[1].launch()
-
-
-def _bits(array: Any) -> Any:
-    return flat(array).view(np.uint16)

@@ -15,6 +15,8 @@ def fuse_with_normalization(module: ModuleType) -> None:
     relu = importlib.import_module("chainer.functions.activation.relu")
     basic_math = importlib.import_module("chainer.functions.math.basic_math")
     chainer = relu.chainer
+    variable = chainer.Variable
+    array = variable.array
     rectify, gradient, add = relu.ReLU.forward_gpu, relu.ReLU.backward, basic_math.Add.forward
 
     @surgery.replaces(relu.ReLU, "forward_gpu")
@@ -43,3 +45,11 @@ def fuse_with_normalization(module: ModuleType) -> None:
         if step is None or len(inputs) != 2:
             return add(self, inputs)
         return (step.add(inputs, lambda: add(self, inputs)[0]),)
+
+    def read(self: Any) -> Any:
+        found = array.fget(self)
+        if (step := current_step()) is not None:
+            step.read(found)
+        return found
+
+    variable.array = property(read, array.fset, doc=array.__doc__)
