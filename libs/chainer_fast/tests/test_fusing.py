@@ -35,7 +35,7 @@ def computed(stand_in, monkeypatch):
     monkeypatch.setattr(chainer.Variable, "array", chainer.Variable.array)
     for owner, name in ((ReLU, "forward_gpu"), (ReLU, "backward"), (Add, "forward")):
         monkeypatch.setattr(owner, name, getattr(owner, name.replace("gpu", "cpu")))
-    fusing.fuse_with_normalization(chainer.functions)
+    fusing.fuse_with_normalization(chainer)
     monkeypatch.setattr(ReLU, "forward_cpu", ReLU.forward_gpu)
     cudnn = stand_in("cudnn")
     library = stand_in("functions").Functions(cudnn)

@@ -165,7 +165,7 @@ REPAIRS = (
     ),
     Repair(
         "channels-last-fusing",
-        "chainer.functions",  # after all others that change these functions
+        "chainer",  # after all others that change these functions
         "each function reads and writes all images, and a GPU's memory limits the speed",
         cupy_is_14,
         fusing.fuse_with_normalization,

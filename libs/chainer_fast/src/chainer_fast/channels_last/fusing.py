@@ -1,7 +1,7 @@
 """Let one kernel compute batch normalization, an addition and ReLU, where nobody reads in between.
 
-An eager step shows where: a hook sees what each function reads, and `Variable.array` who else does.
-A recorded step then leaves out what lies between, until somebody unexpected reads it. The eager
+An eager step shows where: a hook sees what functions read, and `Variable.array` who else does. A
+recorded step then leaves out what lies between, until somebody unexpected reads it. The eager
 steps with which it is compared run the same kernels, and compute what lies between as well.
 """
 

@@ -14,8 +14,7 @@ def fuse_with_normalization(module: ModuleType) -> None:
     """Let ReLU and additions ask the step whether a normalization computes them."""
     relu = importlib.import_module("chainer.functions.activation.relu")
     basic_math = importlib.import_module("chainer.functions.math.basic_math")
-    chainer = relu.chainer
-    variable = chainer.Variable
+    variable = module.Variable
     array = variable.array
     rectify, gradient, add = relu.ReLU.forward_gpu, relu.ReLU.backward, basic_math.Add.forward
 
@@ -32,12 +31,12 @@ def fuse_with_normalization(module: ModuleType) -> None:
     @surgery.replaces(relu.ReLU, "backward")
     def backward(self: Any, indexes: Any, grad_outputs: tuple[Any, ...]) -> Any:
         normalization = vars(self).get("normalization")
-        if normalization is None or normalization.is_shared or chainer.config.enable_backprop:
+        if normalization is None or normalization.is_shared or module.config.enable_backprop:
             return gradient(self, indexes, grad_outputs)
         (gy,), (y,) = grad_outputs, self.get_retained_outputs()
         gz = normalization.pass_through(gy.array, y.array)
         # The normalization, the only one to get it, has computed its gradients already.
-        return (gy if gz is None else chainer.Variable(gz, requires_grad=False),)
+        return (gy if gz is None else variable(gz, requires_grad=False),)
 
     @surgery.replaces(basic_math.Add, "forward")
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
