@@ -77,14 +77,21 @@ class Kernel:
                 if not param.raw:
                     size = arg.size if size is None else size
                     assert arg.size == size
-                    assert arg.flags.c_contiguous
         dtypes = [param.dtype or types[param.ctype] for param in params]
         given = [np.asarray(arg, dtype) for arg, dtype in zip(args, dtypes, strict=True)]
-        pointers = (ctypes.c_void_p * len(given))(*[array.ctypes.data for array in given])
         steps = (ctypes.c_longlong * len(given))(*[isinstance(arg, Array) for arg in args])
         names = tuple((name, dtype.name) for name, dtype in types.items() if len(name) == 1)
         run = self.compiled(_source(self, names)).run
-        self.enqueue(lambda: run(ctypes.c_longlong(size), pointers, steps), given)
+
+        def launch():
+            arrays = [np.ascontiguousarray(array) for array in given]
+            pointers = (ctypes.c_void_p * len(arrays))(*[each.ctypes.data for each in arrays])
+            run(ctypes.c_longlong(size), pointers, steps)
+            for mine, array in zip(arrays, given, strict=True):
+                if not np.may_share_memory(mine, array):
+                    array[...] = mine
+
+        self.enqueue(launch, given)
         return made
 
     def enqueue(self, run, arrays):

@@ -182,7 +182,13 @@ def filled(value):
 
 
 def filled_like(value):
-    return lambda array: result_of(lambda: np.full(array.shape, value, array.dtype))
+    return lambda array: result_of(lambda: np.full_like(plain(array), value))
+
+
+def empty_like(array, dtype=None):
+    like = np.empty_like(plain(array), dtype)
+    memory = empty(like.size, like.dtype)
+    return np.ndarray.__new__(GpuArray, like.shape, like.dtype, plain(memory), 0, like.strides)
 
 
 RANDOM = SimpleNamespace(_rk_seed=7)
@@ -203,7 +209,7 @@ XP = Cupy(
     ones=filled(1),
     zeros_like=filled_like(0),
     ones_like=filled_like(1),
-    empty_like=lambda array: empty(array.shape, array.dtype),
+    empty_like=empty_like,
     ascontiguousarray=lambda array: array.copy(),
     get_default_memory_pool=MemoryPool,
     random=SimpleNamespace(get_random_state=lambda: RANDOM),

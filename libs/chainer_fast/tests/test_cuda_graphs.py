@@ -188,6 +188,50 @@ def test_mixed_precision_skips_steps_that_overflow(make):
     assert next(optimizer.target.params()).update_rule.t == 36
 
 
+class Filters(chainer.Chain):
+    """Filters that multiply images. Their gradient lies in Chainer's order if ``reshapes``."""
+
+    def __init__(self, w, reshapes):
+        super().__init__()
+        self.reshapes = reshapes
+        with self.init_scope():
+            self.w = chainer.Parameter(w)
+
+    def forward(self, x, t):
+        if not self.reshapes:  # also what a graph reads lies as what it was given
+            assert x.strides == t.strides == self.w.array.strides
+        w = F.reshape(F.reshape(self.w, (-1,)), x.shape) if self.reshapes else self.w
+        self.y = x * w
+        loss = F.sum(F.square(self.y - t))
+        chainer.report({"loss": loss}, self)
+        return loss
+
+
+@pytest.mark.parametrize("reshapes", [False, True])
+def test_filters_channels_last(reshapes):
+    def channels_last(array):
+        return to_gpu(array.transpose(0, 2, 3, 1).copy()).transpose(0, 3, 1, 2)
+
+    def mixed(optimizer):
+        optimizer.use_fp32_update()
+        optimizer.loss_scaling(scale=4)
+
+    def found(lay, graphs):
+        random = np.random.default_rng(0)
+        w, *images = (lay(random.normal(size=(2, 3, 4, 5)).astype("e")) for _ in range(25))
+        data = list(zip(images[::2], images[1::2], strict=True))
+        make, model = chainer.optimizers.MomentumSGD(0.01), Filters(w, reshapes)
+        return train(make, data, graphs=graphs, prepare=mixed, model=model)
+
+    eager, graphs = (found(channels_last, graphs) for graphs in (False, True))
+    assert_same([graphs[0], *graphs[1]], [eager[0], *eager[1]])
+    assert_same([graphs[0]], [found(to_gpu, False)[0]])
+    assert launched(graphs[2]) >= 4
+    rule = graphs[2].target.w.update_rule
+    for array in (graphs[2].target.w.array, rule._fp32_param.array, rule.state["v"]):
+        assert array.transpose(0, 2, 3, 1).flags.c_contiguous
+
+
 def test_recording_takes_no_random_numbers():
     def shifted(x):
         draws().next_call()

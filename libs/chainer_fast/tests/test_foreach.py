@@ -23,8 +23,9 @@ XP = SimpleNamespace(
     ndarray=Array,
     asarray=to_gpu,
     empty=lambda shape, dtype: to_gpu(np.full(shape, np.nan, dtype)),
+    empty_like=lambda array, dtype=None: np.full_like(array, np.nan, dtype),
     zeros=lambda shape, dtype: to_gpu(np.zeros(shape, dtype)),
-    zeros_like=lambda array: to_gpu(np.zeros_like(array)),
+    zeros_like=np.zeros_like,
 )
 AXPY = Kernel("T a, T x, float32 b", "T y", "y = a * x + (T)b", "axpy")
 
@@ -112,11 +113,12 @@ def test_what_cannot_be_launched_together_is_launched_alone(launched, monkeypatc
     alone = []
     monkeypatch.setattr(Kernel, "__call__", lambda self, *args: alone.append(args))
     empty = to_gpu(np.zeros(0, "f"))
-    for given in [(x.T, y.T), (x, y.T), (x[0], y), (empty, empty)]:
+    with_gaps = [array[:, ::2] for array in (x, y)]
+    for given in [with_gaps, (x, y.T), (x[0], y), (empty, empty)]:
         calls.add(AXPY, 2, given[0], 1, given[1])
     calls.run()
     assert [(args[1].shape, args[3].shape) for args in alone] == [
-        *[((3, 2), (3, 2)), ((2, 3), (3, 2)), ((3,), (2, 3))],
+        *[((2, 2), (2, 2)), ((2, 3), (3, 2)), ((3,), (2, 3))],
     ]
 
 
@@ -129,6 +131,26 @@ def test_kernels_wait_that_are_given_an_array_that_waits(launched):
     calls.run()
     assert launched == ["axpy_for_all"]
     assert all((y == x + 1).all() for x, y in zip(xs, ys, strict=True))
+
+
+def channels_last(array):
+    """Return an array with the same values, whose channels lie side by side in memory."""
+    return np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2).view(Array)
+
+
+def test_arrays_in_one_order_of_memory_are_launched_together(launched):
+    random = np.random.default_rng(0)
+    pairs = []
+    for shape in [(2, 3, 4, 5), (4, 3, 1, 2), (1, 3, 2, 2), (5, 1, 2, 2), (2, 3, 1, 1)]:
+        x, y = (random.normal(size=shape).astype("f") for _ in range(2))
+        pairs.append((channels_last(to_gpu(x)), channels_last(to_gpu(y)), 2 * x + 1))
+    calls = Calls(XP)
+    for x, y, _ in pairs:
+        calls.add(AXPY, 2, x, 1, y)
+    calls.run()
+    assert launched == ["axpy_for_all"]
+    for _, y, expected in pairs:
+        np.testing.assert_array_equal(y, expected)
 
 
 MODELS = {"float32": ["f4"], "mixed": ["f2", "f4"]}
@@ -182,6 +204,43 @@ def test_steps(name, dtypes, launched, repair):
     assert_same(train(OPTIMIZERS[name](), dtypes, loss_scale=scale), expected)
     # The first step creates states and copies.
     assert len(launched) == n_alone // 3 + 2 * (1 if scale is None else 4)
+
+
+@pytest.mark.parametrize("otherwise", ["nothing", "gradient", "state", "copy"])
+def test_filters_channels_last(otherwise, launched, repair):
+    """Whatever lies otherwise than its parameter is brought into its order, once."""
+
+    def train(lay):
+        random = np.random.default_rng(0)
+        shapes = (8, 3, 3, 3), (4, 8, 3, 3)
+        filters = [to_gpu(random.normal(size=shape).astype("f2")) for shape in shapes]
+        model = model_with(*map(lay, filters))
+        optimizer = OPTIMIZERS["MomentumSGD"]().setup(model)
+        optimizer.use_fp32_update()
+        for step in range(3):
+            for parameter, like in zip(model.params(), filters, strict=True):
+                gradient = to_gpu(random.normal(size=like.shape).astype("f2"))
+                parameter.grad = gradient if otherwise == "gradient" else lay(gradient)
+                rule = parameter.update_rule
+                if step == 1 and otherwise == "state":
+                    rule.state["v"] = rule.state["v"].copy()
+                elif step == 1 and otherwise == "copy":
+                    rule._fp32_param.array = rule._fp32_param.array.copy()
+            launched.clear()
+            optimizer.update()
+        return [
+            (p.array, p.grad, p.update_rule.state["v"], p.update_rule._fp32_param.array)
+            for p in model.params()
+        ]
+
+    repair()
+    expected = train(lambda array: array)
+    found = train(channels_last)
+    assert launched == ["widen_for_all", "momentum_sgd_for_all", "narrow_for_all"]
+    for arrays, others in zip(found, expected, strict=True):
+        for array, other in zip(arrays, others, strict=True):
+            assert array.transpose(0, 2, 3, 1).flags.c_contiguous
+            np.testing.assert_array_equal(array, other)
 
 
 def decay_all(optimizer):

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy
 
+from chainer_fast.channels_last.order import lie_alike, memory_of
+
 # Number of threads that share a piece of an array, and largest number of elements in a piece.
 _THREADS, _PIECE = 256, 4096
 
@@ -149,7 +151,7 @@ class Calls:
         for index, args in enumerate(calls):
             arrays = [args[k] for k in positions]
             n = arrays[0].size
-            if all(array.size == n and array.flags.c_contiguous for array in arrays):
+            if all(array.size == n for array in arrays) and lie_alike(arrays):
                 if n:
                     rows.append([n, *[array.data.ptr for array in arrays]])
                     together.append(args)
@@ -157,7 +159,7 @@ class Calls:
             elif recording is None:
                 kernel(*args)
             else:
-                raise ValueError("an array that is not C-contiguous cannot be updated in a graph")
+                raise ValueError("arrays with gaps in memory cannot be updated in a graph")
         if not rows:
             return
         if len(rows) < 2 and recording is None:
@@ -168,7 +170,7 @@ class Calls:
         table[1:, 0] = ends[:-1]
         first = list(together[0])
         for k in positions:
-            first[k] = first[k].ravel()
+            first[k] = memory_of(first[k])
         upload: Callable[[Any], Any] = self._xp.asarray if recording is None else recording.upload
         on_gpu = upload(table.T.ravel())
         more: tuple[Any, ...] = ()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from chainer_fast.channels_last.order import brought, lie_alike
 from chainer_fast.foreach import Call, Calls, Later, Recording
 
 #: Largest number of elements of gradients that a launch covers: 256 MiB in float32.
@@ -96,7 +97,10 @@ def decay(hook: Any, parameters: Sequence[Any], cuda: ModuleType) -> None:
 
 
 def step_of(parameter: Any, chainer: ModuleType) -> Step | None:
-    """Return the step of a parameter, or None if anything about it is unusual."""
+    """Return the step of a parameter, or None if anything about it is unusual.
+
+    Gradient and state are brought into the parameter's order in memory.
+    """
     gpu_array = chainer.backends.cuda.ndarray
     rule = parameter.update_rule
     if type(parameter).update is not chainer.Parameter.update:
@@ -122,7 +126,20 @@ def step_of(parameter: Any, chainer: ModuleType) -> Step | None:
         return None
     if array.size == 0 or data.dtype not in (numpy.float32, numpy.float64):
         return None
-    return Step(parameter, array, gradient, data, all_arrays)
+    step = Step(parameter, array, gradient, data, all_arrays)
+    if lie_alike(all_arrays) or not lie_alike([array]):
+        return step
+    _bring_into_order(step, chainer.backends.cuda.cupy)
+    return step_of(parameter, chainer)
+
+
+def _bring_into_order(step: Step, xp: Any) -> None:
+    """Let gradient, state and float32 copy lie in memory as the parameter does."""
+    rule, like = step.rule, step.array
+    step.parameter._set_grad_without_check(brought(xp, step.gradient, like))
+    rule.state.update({name: brought(xp, array, like) for name, array in rule.state.items()})
+    if step.data is not like:
+        rule._fp32_param.array = brought(xp, step.data, like)
 
 
 def _portions(steps: Iterable[Step]) -> Iterator[list[Step]]:
@@ -149,10 +166,10 @@ def _take(steps: Sequence[Step], cuda: ModuleType, *, in_place: bool) -> None:
         parameter, scale = step.parameter, step.parameter._loss_scale
         gradient = step.gradient
         if step.data is not step.array:
-            gradient = cuda.cupy.empty(step.data.shape, step.data.dtype)
+            gradient = cuda.cupy.empty_like(step.data)
             before.add(widen, step.gradient, scale or 1, gradient)
             # Other references to the old array keep the old values, as with Chainer.
-            copy = step.array if in_place else cuda.cupy.empty(step.array.shape, step.array.dtype)
+            copy = step.array if in_place else cuda.cupy.empty_like(step.array)
             after.add(_narrow(cuda), step.data, copy)
             copies.append((parameter, copy))
             scale = None
@@ -279,7 +296,7 @@ class RecordedSteps:
             gradient = step.gradient
             is_scaled = scale is not None and step.parameter._loss_scale is not None
             if step.data is not step.array:
-                gradient = cuda.cupy.empty(step.data.shape, step.data.dtype)
+                gradient = cuda.cupy.empty_like(step.data)
                 if is_scaled:
                     before.add(widen, step.gradient, scale, gradient)
                 else:

@@ -64,7 +64,7 @@ class Inputs:
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, self._xp.ndarray):
-            self._arrays.append(self._xp.empty(value.shape, value.dtype))
+            self._arrays.append(self._xp.empty_like(value))
             return self._arrays[-1]
         if isinstance(value, (tuple, list)):
             return type(value)([self._copy(each) for each in value])
