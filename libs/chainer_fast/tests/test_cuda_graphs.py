@@ -3,17 +3,27 @@
 import contextlib
 import copy
 import random
+from types import SimpleNamespace
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 from chainer.backends import cuda
+from chainer.functions.activation.relu import ReLU, ReLUGrad2
+from chainer.functions.math.basic_math import Add
+from chainer.functions.normalization import batch_normalization
 
+from chainer_fast.channels_last.layout import MODE, shaped
+from chainer_fast.cudnn.fused_normalization import FusedNormalizer
+from chainer_fast.cudnn.normalization import Normalizer
+from chainer_fast.cudnn.runner import Runner
 from chainer_fast.graphs.cuda_graphs import LAUNCHES_BETWEEN_LOOKS
 from chainer_fast.graphs.drawing import draws
 from chainer_fast.graphs.state import State
-from chainer_fast.repairs import graphs, launches, waits
+from chainer_fast.repairs import cudnn as routes
+from chainer_fast.repairs import fusing, graphs, launches, waits
 from libs.chainer_fast.tests.stand_in_kernels import Kernel, undo_repairs
 from libs.chainer_fast.tests.stand_in_tape import (
     XP,
@@ -22,6 +32,7 @@ from libs.chainer_fast.tests.stand_in_tape import (
     Stream,
     Tape,
     TapeKernel,
+    do,
     get_array_module,
     to_gpu,
 )
@@ -955,3 +966,126 @@ def test_a_model_in_host_memory_without_its_parameters():
     with pytest.warns(UserWarning, match="no CUDA graphs: the model is not on a GPU"):
         for _ in range(2):
             optimizer.update(model, np.ones((4, 3), "f"), np.zeros(4, "i"))
+
+
+# ---- channels last ----
+
+
+class TapeGpu:
+    """The operations that cuDNN needs, which can be recorded."""
+
+    def device(self):
+        return 0
+
+    def capability(self):
+        return 90
+
+    def stream(self):
+        return 7
+
+    def empty(self, shape, dtype):
+        return XP.empty(shape, dtype)
+
+    def allocate(self, size):
+        array = XP.empty(max(size, 1), np.uint8)
+        return SimpleNamespace(ptr=self.pointer(array), array=array)
+
+    def copy(self, array):
+        return array.copy()
+
+    def pointer(self, array):
+        return array.ctypes.data
+
+
+@pytest.fixture
+def channels_last(stand_in, monkeypatch):
+    """Normalize channels-last images by the stand-in for cuDNN; return the names of kernels."""
+    cudnn = stand_in("cudnn")
+    library = stand_in("functions").Functions(cudnn)
+    launched = []
+
+    def recordable(name):
+        function = getattr(library, name)
+
+        def enqueue(*args):
+            do(lambda: launched.append(name) or function(*args))
+            return 0
+
+        enqueue.argtypes = None
+        return enqueue
+
+    for name in ("ForwardTrainingEx", "BackwardEx"):
+        monkeypatch.setattr(
+            library, f"cudnnBatchNormalization{name}", recordable(f"cudnnBatchNormalization{name}")
+        )
+    runner = Runner(cudnn, TapeGpu())
+    normalizer = Normalizer(runner, library)
+    fused = FusedNormalizer(normalizer, library)
+    select = routes.select_normalization(batch_normalization, lambda: normalizer, lambda: fused)
+    init = batch_normalization.BatchNormalization.__init__
+    monkeypatch.setattr(init, "__defaults__", (*init.__defaults__[:-1], select))
+    for owner in (ReLU, ReLUGrad2):
+        monkeypatch.setattr(owner, "forward_gpu", owner.forward_cpu)
+    for owner, name in ((ReLU, "backward"), (Add, "forward")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(chainer.Variable, "array", chainer.Variable.array)
+    fusing.fuse_with_normalization(chainer)
+    with chainer.using_config("compute_mode", MODE):
+        yield launched
+
+
+class Residual(chainer.Chain):
+    """Two normalizations, one of them added to the images."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.one, self.two = L.BatchNormalization(8), L.BatchNormalization(8)
+        self.to_device(Gpu())
+
+    def forward(self, x, t):
+        h = self.two(F.relu(self.one(x)))
+        self.look(h)
+        y = F.relu(h + x)
+        loss = F.sum(F.square(F.cast(y, np.float32) - t)) / t.size
+        chainer.report({"loss": loss}, self)
+        self.y = y
+        return loss
+
+    def look(self, h):
+        pass
+
+
+class Looking(Residual):
+    def look(self, h):
+        chainer.report({"sum": h.array.astype(np.float32).sum()}, self)
+
+
+def images(n):
+    random = np.random.default_rng(0)
+    return [
+        (
+            shaped(to_gpu(random.normal(size=(2, 3, 4, 8)).astype(np.float16))),
+            to_gpu(random.normal(size=(2, 8, 3, 4)).astype(np.float32)),
+        )
+        for _ in range(n)
+    ]
+
+
+@pytest.mark.parametrize("kind, n_fused", [(Residual, 2), (Looking, 1)])
+def test_a_graph_normalizes_with_what_follows(kind, n_fused, channels_last):
+    data = images(12)
+    expected, wanted, _ = train(chainer.optimizers.SGD(0.1), data, graphs=False, model=kind())
+    n_eager = len(channels_last)
+    parameters, reported, optimizer = train(
+        chainer.optimizers.SGD(0.1), data, graphs=True, model=kind()
+    )
+    graphs = optimizer.cuda_graphs
+    assert graphs.n_launched > 5
+    assert graphs.n_fused == n_fused
+    assert len(channels_last) > n_eager
+    for name, value in expected.items():
+        np.testing.assert_allclose(parameters[name], value, rtol=0, atol=1e-2)
+    for ours, theirs in zip(reported, wanted, strict=True):
+        for name in theirs:
+            np.testing.assert_allclose(ours[name], theirs[name], rtol=2e-2, atol=2e-2)
