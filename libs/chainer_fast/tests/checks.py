@@ -20,14 +20,19 @@ from chainer.backends import cuda
 from chainer.functions.activation.relu import ReLU, ReLUGrad2
 from chainer.functions.connection import convolution_2d, deconvolution_2d
 from chainer.functions.math.basic_math import Add
+from chainer.functions.math.sum import Sum
 from chainer.functions.noise import dropout
 from chainer.functions.normalization import batch_normalization
+from chainer.functions.pooling.average_pooling_2d import AveragePooling2D, AveragePooling2DGrad
+from chainer.functions.pooling.average_pooling_nd import AveragePoolingND, AveragePoolingNDGrad
+from chainer.functions.pooling.max_pooling_nd import MaxPoolingND, MaxPoolingNDGrad
 
 from chainer_fast import updates
+from chainer_fast.channels_last import layout
 from chainer_fast.channels_last.current_step import taking_part
 from chainer_fast.cudnn import runner
 from chainer_fast.graphs.drawing import Draws
-from chainer_fast.repairs import recordable
+from chainer_fast.repairs import pooling, recordable, sums
 
 CHECKS = {}
 
@@ -417,6 +422,56 @@ def _():
     with chainer.no_backprop_mode():
         (gradient,) = node.backward((0,), (chainer.Variable(ones),))
     assert (gradient.array == 3).all()
+
+
+@check("channels-last-max-pooling")
+def _():
+    _pools_by(("max_pool", "max_pool_gradient"), MaxPoolingND(2, 2), MaxPoolingNDGrad)
+
+
+@check("channels-last-average-pooling")
+def _():
+    _pools_by(MEANS, AveragePooling2D(2), AveragePooling2DGrad)
+
+
+@check("channels-last-average-pooling-nd")
+def _():
+    _pools_by(MEANS, AveragePoolingND(2, 2), AveragePoolingNDGrad)
+
+
+@check("channels-last-sum")
+def _():
+    with _channels_last(sums) as (called, x):
+        Sum((0, 2, 3)).forward((x,))
+    assert called == ["sum_over_images"]
+
+
+MEANS = ("average_pool", "average_pool_gradient")
+
+
+def _pools_by(methods, node, gradient):
+    """Check that these methods of our kernels compute a function and its gradient."""
+    with _channels_last(pooling) as (called, x):
+        node.forward_gpu((x,))
+        gradient(node).forward_gpu((x,))
+    assert called == list(methods)
+
+
+@contextlib.contextmanager
+def _channels_last(repairs):
+    """Record kernels for channels-last images; yield their names, and an array that passes."""
+    called = []
+
+    class Kernels:
+        def __getattr__(self, name):
+            return lambda x, *args: called.append(name) or (x, x)[: 1 + (name == "max_pool")]
+
+    x = layout.empty(numpy, (2, 8, 4, 4), numpy.dtype("e"))
+    with (
+        mock.patch.object(repairs, "the_kernels", Kernels),
+        mock.patch.object(cuda, "ndarray", numpy.ndarray),
+    ):
+        yield called, x
 
 
 def _on_gpu_by(name, node, *shapes):

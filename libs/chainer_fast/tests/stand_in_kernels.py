@@ -14,6 +14,7 @@ C_TYPES = {
     "float16": "_Float16",
     "float32": "float",
     "float64": "double",
+    "int32": "int",
     "int64": "long long",
     "uint32": "unsigned int",
     "uint64": "unsigned long long",
@@ -28,6 +29,9 @@ class Array(np.ndarray):
     @property
     def data(self):
         return SimpleNamespace(ptr=self.ctypes.data)
+
+    def reduced_view(self):
+        return np.ascontiguousarray(self).view(type(self))
 
 
 def undo_repairs(monkeypatch):

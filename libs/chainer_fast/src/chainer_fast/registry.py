@@ -18,8 +18,10 @@ from chainer_fast.repairs import (
     ideep,
     launches,
     passes,
+    pooling,
     recordable,
     starting,
+    sums,
     waits,
 )
 
@@ -161,6 +163,30 @@ REPAIRS = (
                 "normalization.batch_normalization",
                 cudnn.use_for_batch_normalization,
             ),
+        )
+    ),
+    *(
+        Repair(
+            f"channels-last-{what}",
+            f"chainer.functions.{module}",
+            "Chainer's kernels copy channels-last images to another order, or are slow with them",
+            cupy_is_14,
+            function,
+            option=CUDNN,
+        )
+        for what, module, function in (
+            ("max-pooling", "pooling.max_pooling_nd", pooling.keep_order_of_maxima),
+            (
+                "average-pooling",
+                "pooling.average_pooling_2d",
+                pooling.keep_order_of_means("AveragePooling2D"),
+            ),
+            (
+                "average-pooling-nd",
+                "pooling.average_pooling_nd",
+                pooling.keep_order_of_means("AveragePoolingND"),
+            ),
+            ("sum", "math.sum", sums.sum_by_channel),
         )
     ),
     Repair(
