@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import cudnn
 import numpy as np
 
-from chainer_fast.cudnn import graphs, normalization
+from chainer_fast.channels_last import layout
+from chainer_fast.cudnn import graphs, normalization, padding
 
 H200 = {
     "deviceName": "NVIDIA H200",
@@ -46,6 +47,9 @@ GEOMETRIES = {
     "depthwise": ((4, 32, 14, 14), (32, 1, 3, 3), (1, 1), (1, 1), (1, 1)),
     "dilated": ((2, 16, 20, 20), (8, 16, 3, 3), (1, 1), (2, 2), (2, 2)),
     "odd": ((3, 5, 11, 7), (7, 5, 3, 2), (2, 1), (1, 2), (1, 2)),
+    "groups of four": ((8, 128, 28, 28), (128, 4, 3, 3), (1, 1), (1, 1), (1, 1)),
+    "images of DCGAN": ((8, 3, 64, 64), (64, 3, 4, 4), (2, 2), (1, 1), (1, 1)),
+    "one pixel": ((8, 64, 1, 1), (10, 64, 1, 1), (1, 1), (0, 0), (1, 1)),
     "one of each": ((1, 1, 1, 1), (1, 1, 1, 1), (1, 1), (0, 0), (1, 1)),
     "more padding than filter": ((1, 2, 3, 3), (2, 2, 2, 2), (3, 3), (4, 4), (1, 1)),
 }
@@ -69,22 +73,32 @@ def main():
         "convolved": {name: graphs.convolved(*case) for name, case in GEOMETRIES.items()},
         "plans": {name: outcome(device, problem) for name, problem in problems()},
         "impossible": outcome(device, IMPOSSIBLE),
+        "channels last": {str(p): outcome(device, p) for p in problems_of_resnet50()},
         "described": described(),
     }
     print(json.dumps(found))
 
 
 def problems():
-    for dtype, tensor_cores, deterministic in (
-        ("float16", True, False),
-        ("float16", True, True),
-        ("float16", False, True),
-        ("float32", False, False),
-        ("float32", False, True),
-        ("float32", True, False),
+    for dtype, tensor_cores, deterministic, channels_last in (
+        ("float16", True, False, False),
+        ("float16", True, True, False),
+        ("float16", False, True, False),
+        ("float16", True, False, True),
+        ("float16", True, True, True),
+        ("float16", False, True, True),
+        ("float32", False, False, False),
+        ("float32", False, True, False),
+        ("float32", True, False, False),
     ):
-        demands = {"dtype": dtype, "tensor_cores": tensor_cores, "deterministic": deterministic}
+        demands = {
+            "dtype": dtype,
+            "tensor_cores": tensor_cores,
+            "deterministic": deterministic,
+            "channels_last": channels_last,
+        }
         label = f"{dtype}{' tensor cores' * tensor_cores}{' deterministic' * deterministic}"
+        label += " channels last" * channels_last
         for name, (x, w, stride, pad, dilate) in GEOMETRIES.items():
             geometry = {"stride": stride, "pad": pad, "dilate": dilate}
             shapes = {"x": x, "w": w, "y": graphs.convolved(x, w, **geometry)}
@@ -95,6 +109,36 @@ def problems():
                 )
 
 
+def problems_of_resnet50():
+    """Yield every convolution of a training step, channels last and as wide as we make it."""
+    for n in (64, 256):
+        layers = [((3, 224), (64, 7), 2, 3)]
+        size, n_in = 56, 64
+        for n_mid, n_out, stride in ((64, 256, 1), (128, 512, 2), (256, 1024, 2), (512, 2048, 2)):
+            inner = size // stride
+            layers += [
+                # Chainer has the stride in the first convolution of a block, PyTorch in the 3x3.
+                ((n_in, size), (n_mid, 1), stride, 0),
+                ((n_in, size), (n_mid, 1), 1, 0),
+                ((n_mid, size), (n_mid, 3), stride, 1),
+                ((n_mid, inner), (n_mid, 3), 1, 1),
+                ((n_mid, inner), (n_out, 1), 1, 0),
+                ((n_in, size), (n_out, 1), stride, 0),
+                ((n_out, inner), (n_mid, 1), 1, 0),
+            ]
+            size, n_in = inner, n_out
+        for (channels, size), (n_filters, k), stride, pad in dict.fromkeys(layers):
+            x, w = (n, channels, size, size), (n_filters, channels, k, k)
+            geometry = {"stride": (stride, stride), "pad": (pad, pad), "dilate": (1, 1)}
+            y = graphs.convolved(x, w, **geometry)
+            # Nobody needs the gradient with respect to the images that are trained with.
+            for computes in "yw" if channels == 3 else "ywx":
+                problem = graphs.Convolution(
+                    computes, x, w, y, **geometry, dtype="float16", channels_last=True
+                )
+                yield padding.padded(problem)
+
+
 def outcome(device, problem):
     """Return how cuDNN would solve a problem, or why not."""
     try:
@@ -103,13 +147,14 @@ def outcome(device, problem):
         return {"error": f"{type(error).__name__}: {error}"}
     shape = getattr(problem, problem.computes)
     result = plan.tensors[problem.computes]
+    last = layout.empty(np, shape, "u1").strides
     return {
         "possible": problem.is_possible,
         "workspace": plan.workspace,
         "shape": list(result.get_dim()),
         "strides": list(result.get_stride()),
         "expected": shape,
-        "dense": graphs.dense(shape),
+        "dense": last if problem.channels_last else graphs.dense(shape),
     }
 
 

@@ -16,7 +16,8 @@ import pytest
 from chainer.functions.connection import convolution_2d, deconvolution_2d
 from chainer.functions.normalization import batch_normalization
 
-from chainer_fast.cudnn import graphs, normalization
+from chainer_fast.channels_last import layout
+from chainer_fast.cudnn import graphs, normalization, padding
 from chainer_fast.cudnn import runner as runners
 from chainer_fast.repairs import cudnn as routes
 
@@ -129,16 +130,21 @@ def deconvolution(shape, n_out, ksize, arguments):
     return lambda x, w, b: F.deconvolution_2d(x, w, b, **arguments), arrays
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(
+    "dtype, mode",
+    [("float16", None), ("float32", None), ("float16", layout.MODE)],
+    ids=["float16", "float32", "channels last"],
+)
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("make", [convolution, deconvolution], ids=["there", "and back"])
-def test_convolutions_and_their_gradients(make, name, dtype, runner, cudnn):
+def test_convolutions_and_their_gradients(make, name, dtype, mode, runner, cudnn):
     function, arrays = make(*GEOMETRIES[name])
     # Both get inputs that have been rounded to the dtype.
     arrays = [array.astype(dtype) for array in arrays]
     expected = differentiate(function, arrays, "float64")
     assert computed(cudnn) == []
-    actual = differentiate(function, arrays, dtype)
+    with chainer.using_config("compute_mode", mode):
+        actual = differentiate(function, arrays, dtype)
     assert_equal(actual, expected, dtype)
     done = computed(cudnn)
     assert set(done) == CONVOLUTIONS
@@ -155,10 +161,159 @@ def test_results_have_the_dtype_and_the_order_of_axes_of_chainers(runner, cudnn)
     assert computed(cudnn) == ["conv_fprop", "conv_dgrad", "conv_wgrad"]
 
 
+def last(array):
+    """Return a channels-last copy."""
+    return layout.converted(np, array.copy())
+
+
+def is_last(array):
+    return layout.is_channels_last(array)
+
+
+@pytest.mark.parametrize("starts", [True, False], ids=["by the mode", "by the images"])
+def test_channels_last_images_and_filters_stay_so(starts, runner, cudnn):
+    x, w, b = of("f2", *(array / 8 for array in draw((2, 8, 6, 5), (16, 8, 3, 3), 16)))
+    inputs = [chainer.Variable(array if starts else last(array)) for array in (x, w)]
+    with chainer.using_config("compute_mode", layout.MODE if starts else None):
+        y = F.convolution_2d(*inputs, b)
+        gradients = chainer.grad([y * y], inputs, enable_double_backprop=True)
+        again = chainer.grad([sum(F.sum(g * g) for g in gradients)], inputs)
+        back = F.deconvolution_2d(y, inputs[1])
+    assert all(is_last(found.array) for found in (y, *gradients, *again, back))
+    assert bool(runner.gpu.copied) == starts
+
+
+COPIES = {
+    # The first to be computed, of dtype float16: is x, is w channels last; the mode; copies; y?
+    "nothing asks for it": (False, False, None, 0, False),
+    "filters alone do not": (False, True, None, 1, False),
+    "images do": (True, False, None, 1, True),
+    "both": (True, True, None, 0, True),
+    "the mode does": (False, False, layout.MODE, 2, True),
+    "the mode, with such filters": (False, True, layout.MODE, 1, True),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_what_makes_a_convolution_channels_last(name, runner, cudnn):
+    x_last, w_last, mode, copies, y_last = COPIES[name]
+    x, w = of("f2", *draw((2, 8, 6, 5), (8, 8, 3, 3)))
+    x, w = last(x) if x_last else x, last(w) if w_last else w
+    with chainer.using_config("compute_mode", mode):
+        found = [F.convolution_2d(x, w), F.deconvolution_2d(x, w)]
+    assert len(runner.gpu.copied) == 2 * copies
+    assert [is_last(y.array) for y in found] == [y_last] * 2
+    assert computed(cudnn) == ["conv_fprop", "conv_dgrad"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_mode_is_for_float16_alone(dtype, runner, cudnn):
+    x, w = of(dtype, *draw((2, 8, 6, 5), (8, 8, 3, 3)))
+    expected = F.convolution_2d(x, w).array
+    with chainer.using_config("compute_mode", layout.MODE):
+        found = F.convolution_2d(x, w).array
+        assert F.convolution_2d(last(x), w).array.flags.c_contiguous or dtype == "float64"
+    np.testing.assert_array_equal(found, expected)
+    assert found.strides == expected.strides
+
+
+@pytest.mark.parametrize(
+    "x, w, pad",
+    [
+        ((2, 1, 6, 5), (1, 1, 3, 3), 0),
+        ((2, 8, 1, 1), (8, 8, 1, 1), 0),
+        ((1, 8, 1, 1), (8, 8, 3, 3), 1),
+        ((2, 1, 1, 1), (1, 1, 1, 1), 0),
+        ((2, 8, 3, 3), (1, 8, 3, 3), 0),
+    ],
+    ids=str,
+)
+def test_arrays_that_lie_in_both_orders_at_once(x, w, pad, runner, cudnn):
+    arrays = [array / 4 for array in draw(x, w, w[0])]
+
+    def function(x, w, b):
+        return F.convolution_2d(x, w, b, pad=pad)
+
+    expected = differentiate(function, arrays, "float64")
+    for mode in (None, layout.MODE):
+        with chainer.using_config("compute_mode", mode):
+            assert_equal(differentiate(function, arrays, "float16"), expected, "float16")
+
+
+def test_images_of_few_channels_are_padded(runner, cudnn):
+    """Also if they are no dense array, and not in groups."""
+    x, w = of("f2", *draw((2, 3, 6, 10), (8, 3, 3, 3)))
+    inputs = [chainer.Variable(array) for array in (x[..., ::2], w)]
+    shapes = []
+    run = runner.run
+
+    def watched(problem, *arrays):
+        shapes.append((problem.x, problem.w, [array.shape for array in arrays]))
+        return run(problem, *arrays)
+
+    runner.run = watched
+    with chainer.using_config("compute_mode", layout.MODE):
+        y = F.convolution_2d(*inputs)
+        gx, gw = chainer.grad([y], inputs)
+        F.convolution_2d(x, w[:3, :1], groups=3)
+    wide, filters = (2, 8, 6, 5), (8, 8, 3, 3)
+    narrow = (x[..., ::2].shape, w.shape)
+    assert shapes == [
+        (wide, filters, [wide, filters]),
+        (*narrow, [y.shape, w.shape]),
+        (wide, filters, [wide, y.shape]),
+        (x.shape, (3, 1, 3, 3), [x.shape, (3, 1, 3, 3)]),
+    ]
+    assert (gx.shape, gw.shape) == narrow
+    assert is_last(gw.array)
+
+
+@pytest.mark.parametrize(
+    "change, channels",
+    [
+        ({}, 8),
+        ({"computes": "w"}, 8),
+        ({"computes": "x"}, 3),
+        ({"channels_last": False}, 3),
+        ({"x": (2, 8, 6, 6), "w": (6, 8, 3, 3)}, 8),
+        ({"x": (2, 12, 6, 6), "w": (6, 12, 3, 3)}, 12),
+        ({"w": (6, 1, 3, 3)}, 3),
+        # Padded, it would have too many elements.
+        ({"x": (2**24, 3, 6, 6), "y": (2**24, 6, 4, 4)}, 3),
+    ],
+)
+def test_what_is_padded(change, channels):
+    shapes = {"x": (2, 3, 6, 6), "w": (6, 3, 3, 3), "y": (2, 6, 4, 4)}
+    geometry = {"stride": (1, 1), "pad": (0, 0), "dilate": (1, 1)}
+    arguments = {"computes": "y", "dtype": "float16", "channels_last": True, **shapes, **geometry}
+    problem = graphs.Convolution(**{**arguments, **change})
+    found = padding.padded(problem)
+    assert found.x[1] == channels
+    assert (found is problem) == (problem.x[1] == channels)
+
+
+def test_a_mode_that_chainer_does_not_have(runner):
+    with (
+        chainer.using_config("compute_mode", "fast"),
+        pytest.raises(ValueError, match="compute_mode must be None or 'cudnn_fast', got 'fast'"),
+    ):
+        iterate(dtype="float16")
+
+
 NOT_TAKEN = {
     "cover_all": ("float32", {}, {"cover_all": True, "stride": 2}),
     "float64": ("float64", {}, {}),
     "never": ("float32", {"use_cudnn": "never"}, {}),
+    "cover_all, channels last": (
+        "float16",
+        {"compute_mode": layout.MODE},
+        {"cover_all": True, "stride": 2},
+    ),
+    "never, channels last": (
+        "float16",
+        {"use_cudnn": "never", "compute_mode": layout.MODE},
+        {},
+    ),
 }
 
 
@@ -171,10 +326,13 @@ def test_what_cudnn_does_not_get_goes_chainers_way(name, runner, cudnn):
         return F.convolution_2d(x, w, **arguments)
 
     expected = differentiate(function, arrays, "float64")
-    with chainer.using_config("use_cudnn", config.get("use_cudnn", "auto")):
+    with (
+        chainer.using_config("use_cudnn", config.get("use_cudnn", "auto")),
+        chainer.using_config("compute_mode", config.get("compute_mode")),
+    ):
         actual = differentiate(function, arrays, dtype)
     assert computed(cudnn) == []
-    assert_equal(actual, expected, "float32")
+    assert_equal(actual, expected, dtype if dtype in TOLERANCES else "float32")
 
 
 def test_two_dtypes_go_chainers_way(runner, cudnn):
@@ -324,6 +482,10 @@ def test_plans_are_made_once(runner, cudnn):
         assert len(plans(cudnn)) == 3
         iterate(**other)
         assert len(plans(cudnn)) == 0
+    with chainer.using_config("compute_mode", layout.MODE):
+        for n_plans in (3, 0):
+            iterate(dtype="float16")
+            assert len(plans(cudnn)) == n_plans
 
 
 def lack(graph):
@@ -608,8 +770,8 @@ def test_other_orders_of_axes_are_normalized_by_chainer(runner):
     node = batch_normalization.BatchNormalization()
     node.key_axis = (1,)
     own = batch_normalization.GeneralBatchNormalizationImpl
-    for layout, is_own in ((None, False), (chainer.memory_layouts.CUDNN_CHANNEL_LAST_X, True)):
-        node._input_layouts = (layout, None, None)
+    for order, is_own in ((None, False), (chainer.memory_layouts.CUDNN_CHANNEL_LAST_X, True)):
+        node._input_layouts = (order, None, None)
         assert (type(node._impl_selector(node, inputs)) is own) == is_own
 
 

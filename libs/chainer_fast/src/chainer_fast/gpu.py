@@ -1,4 +1,4 @@
-"""The operations on a GPU that this package needs from CuPy."""
+"""The operations on a GPU that ``cudnn`` and ``matrix_products`` need."""
 
 from __future__ import annotations
 
@@ -43,3 +43,14 @@ class Gpu:
     def pointer(self, array: Any) -> int:
         """Return the address of the first element of an array."""
         return int(array.data.ptr)
+
+    def padded(self, images: Any, n_channels: int) -> Any:
+        """Return a channels-last copy of dense float16 images with more channels, all zeros."""
+        return self._kernels().padded(images, n_channels)
+
+    def add_bias(self, images: Any, bias: Any) -> None:
+        """Add a number to each channel of channels-last float16 images, in place."""
+        self._kernels().add_bias(images, bias)
+
+    def _kernels(self) -> Any:
+        return importlib.import_module("chainer_fast.channels_last.kernels").the_kernels()

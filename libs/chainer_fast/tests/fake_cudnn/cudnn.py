@@ -91,6 +91,15 @@ class Tensor:
         self.name = name
         return self
 
+    def orders(self):
+        """Return those of cuDNN's two orders of axes in which the tensor is dense."""
+        found = set()
+        for axes in ((0, 1, 2, 3), (0, 2, 3, 1)):
+            strides = np.cumprod([1, *(self.dim[axis] for axis in axes[:0:-1])])[::-1]
+            if all(self.stride[axis] == n for axis, n in zip(axes, strides, strict=True)):
+                found.add(axes)
+        return found
+
     def at(self, pointer):
         """Return the memory at an address as an array laid out like this tensor."""
         assert type(pointer) is int
@@ -149,6 +158,8 @@ class pygraph:
 
     def build_operation_graph(self):
         self._reach("build_operation_graph")
+        orders = [tensor.orders() for tensor in (*self._inputs, *self._outputs)]
+        assert set.intersection(*orders), "the tensors are not dense in one order of axes"
 
     def create_execution_plans(self, modes):
         self._reach("create_execution_plans")

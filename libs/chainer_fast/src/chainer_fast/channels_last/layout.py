@@ -17,8 +17,18 @@ DTYPES = "e"
 
 
 def is_wanted(dtype: Any) -> bool:
-    """Return whether convolutions of a dtype shall give channels-last images."""
-    return dtype.char in DTYPES and _config().compute_mode == MODE
+    """Return whether convolutions of a dtype shall give channels-last images.
+
+    Raises
+    ------
+    ValueError
+        If ``compute_mode`` has a value that Chainer does not know.
+    """
+    if dtype.char not in DTYPES or (mode := _config().compute_mode) is None:
+        return False
+    if mode != MODE:
+        raise ValueError(f"chainer.config.compute_mode must be None or {MODE!r}, got {mode!r}")
+    return True
 
 
 def is_channels_last(array: Any) -> bool:

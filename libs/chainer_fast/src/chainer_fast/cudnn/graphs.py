@@ -1,7 +1,8 @@
 """Describe convolutions and their gradients for cuDNN, from their shapes alone.
 
 This does not need a device: from the properties of one, ``plan`` makes plans for a GPU that this
-machine does not have. All arrays are dense, in Chainer's order: images, channels, rows, columns.
+machine does not have. Shapes are Chainer's: images, channels, rows, columns. All arrays of a
+computation are dense, in that order or with the channels last.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Convolution(NamedTuple):
         Whether tensor cores may be used. In float32, they round factors to TF32.
     deterministic
         Whether the same inputs must always give bitwise identical results.
+    channels_last
+        Whether the arrays lie channels last, under the same shapes.
     """
 
     computes: Name
@@ -63,6 +66,7 @@ class Convolution(NamedTuple):
     dtype: str
     tensor_cores: bool = True
     deterministic: bool = False
+    channels_last: bool = False
 
     @property
     def groups(self) -> int:
@@ -90,7 +94,7 @@ class Convolution(NamedTuple):
         for name in names.values():
             shape = getattr(self, name)
             tensors[name] = graph.tensor(
-                dim=shape, stride=dense(shape), data_type=data_type, name=name
+                dim=shape, stride=self.strides(shape), data_type=data_type, name=name
             )
         result = getattr(graph, operation)(
             **{parameter: tensors[name] for parameter, name in names.items()},
@@ -101,8 +105,15 @@ class Convolution(NamedTuple):
         # The inputs do not always determine the shape, and the order must not be inferred.
         shape = getattr(self, self.computes)
         result.set_output(True).set_data_type(data_type).set_name(self.computes)
-        result.set_dim(shape).set_stride(dense(shape))
+        result.set_dim(shape).set_stride(self.strides(shape))
         return {**tensors, self.computes: result}
+
+    def strides(self, shape: Shape) -> Shape:
+        """Return the strides, in elements, of an array of this computation."""
+        if not self.channels_last:
+            return dense(shape)
+        n, c, h, w = dense((shape[0], *shape[2:], shape[1]))
+        return n, w, c, h
 
 
 @dataclass(frozen=True)

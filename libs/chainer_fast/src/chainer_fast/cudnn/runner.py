@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from chainer_fast.channels_last import layout
 from chainer_fast.cudnn import graphs
 from chainer_fast.gpu import Gpu
 
@@ -58,8 +59,14 @@ class Runner:
         if plan is None:
             return None
         # Memory freed on return is only reused by later work on this stream.
-        first, second = self.readable(first), self.readable(second)
-        result = gpu.empty(getattr(problem, problem.computes), problem.dtype)
+        first, second = (
+            self.readable(array, channels_last=problem.channels_last) for array in (first, second)
+        )
+        shape = getattr(problem, problem.computes)
+        if problem.channels_last:
+            result = layout.empty(gpu, shape, problem.dtype)
+        else:
+            result = gpu.empty(shape, problem.dtype)
         workspace = gpu.allocate(plan.workspace)
         addresses = gpu.pointer(first), gpu.pointer(second), gpu.pointer(result)
         plan.launch(dict(zip(plan.uids, addresses, strict=True)), workspace.ptr)
@@ -69,11 +76,13 @@ class Runner:
         """Return this thread's handle for the current device, set to the current stream."""
         return self._mine().handle
 
-    def readable(self, array: Any) -> Any:
-        """Return an array, or a copy if cuDNN could not read it correctly."""
-        if array.flags.c_contiguous and self.gpu.pointer(array) % ALIGNMENT == 0:
+    def readable(self, array: Any, *, channels_last: bool = False) -> Any:
+        """Return an array, or a copy if cuDNN could not read it correctly in this order."""
+        view = layout.flat(array) if channels_last else array
+        if view.flags.c_contiguous and self.gpu.pointer(array) % ALIGNMENT == 0:
             return array
-        return self.gpu.copy(array)
+        copy = self.gpu.copy(view)
+        return layout.shaped(copy) if channels_last else copy
 
     def _mine(self) -> _Plans:
         """Return this thread's plans for the current device, set to the current stream."""

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from chainer_fast.channels_last import layout
 from chainer_fast.channels_last.current_step import current_step
-from chainer_fast.channels_last.layout import is_channels_last
-from chainer_fast.cudnn import graphs
+from chainer_fast.cudnn import graphs, padding
 from chainer_fast.cudnn.fused_normalization import (
     CHANNELS,
     FusedNormalizer,
@@ -119,13 +119,24 @@ def _route(own: Forward, runners: Runners, computes: graphs.Name, shapes: Shapes
                 (int(self.dy), int(self.dx)),
             )
             if found := shapes(self, first, second, *geometry):
-                problem = graphs.Convolution(computes, *found, *geometry, *_demands(first.dtype))
-                result = runners().run(problem, first, second)
+                images = inputs[:2] if computes == "w" else inputs[:1]
+                problem = graphs.Convolution(
+                    computes,
+                    *found,
+                    *geometry,
+                    *_demands(first.dtype),
+                    channels_last=_is_channels_last(images),
+                )
+                runner = runners()
+                result = padding.run(runner, problem, first, second)
         if result is None:
             return own(self, inputs)
         self.retain_inputs((0, 1))
         for bias in inputs[2:]:
-            result += bias.reshape(1, -1, 1, 1)
+            if problem.channels_last:
+                runner.gpu.add_bias(result, bias)
+            else:
+                result += bias.reshape(1, -1, 1, 1)
         return (result,)
 
     return forward
@@ -233,7 +244,9 @@ def select_normalization(
         if not goes:
             return chosen
         is_fused = (
-            is_channels_last(x) and _name(x.dtype) == "float16" and x.shape[1] % CHANNELS == 0
+            layout.is_channels_last(x)
+            and _name(x.dtype) == "float16"
+            and x.shape[1] % CHANNELS == 0
         )
         return Fused() if is_fused else ByCudnn()
 
@@ -254,6 +267,14 @@ def _demands(dtype: Any) -> tuple[str, bool, bool]:
     name = _name(dtype)
     tensor_cores = _setting("use_cudnn_tensor_core", auto=name == "float16")
     return name, tensor_cores, bool(_config().cudnn_deterministic)
+
+
+def _is_channels_last(images: Sequence[Any]) -> bool:
+    """Return whether a convolution starts channels last, or goes on with it."""
+    dtype = images[0].dtype
+    return dtype.char in layout.DTYPES and (
+        layout.is_wanted(dtype) or any(map(layout.is_channels_last, images))
+    )
 
 
 @functools.cache

@@ -1,0 +1,57 @@
+"""Give images of few channels more, which are zeros: tensor cores read eight channels at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chainer_fast.channels_last import layout
+from chainer_fast.cudnn.graphs import Convolution
+from chainer_fast.cudnn.runner import Runner
+
+#: Channels that images and filters get at least.
+CHANNELS = 8
+
+
+def run(runner: Runner, problem: Convolution, first: Any, second: Any) -> Any:
+    """Compute as `Runner.run` does, and pad images and filters if that is faster.
+
+    Parameters
+    ----------
+    runner
+        Runner that computes.
+    problem, first, second
+        Arguments of `Runner.run`.
+
+    Returns
+    -------
+    array
+        The result, without any padding, or None if cuDNN does not support the problem.
+    """
+    wide = padded(problem)
+    if wide is problem:
+        return runner.run(problem, first, second)
+    first = _pad(runner, first)
+    if wide.computes == "y":
+        return runner.run(wide, first, _pad(runner, second))
+    result = runner.run(wide, first, second)
+    if result is None:
+        return None
+    return layout.shaped(runner.gpu.copy(layout.flat(result)[..., : problem.w[1]]))
+
+
+def padded(problem: Convolution) -> Convolution:
+    """Return a problem that has the same solution and more channels, or the problem itself."""
+    # cuDNN itself is as good at images as results.
+    if not problem.channels_last or problem.computes == "x":
+        return problem
+    if problem.groups > 1 or problem.x[1] >= CHANNELS:
+        return problem
+    n, _, *size = problem.x
+    filters, _, *window = problem.w
+    wide = problem._replace(x=(n, CHANNELS, *size), w=(filters, CHANNELS, *window))
+    return wide if wide.is_possible else problem
+
+
+def _pad(runner: Runner, array: Any) -> Any:
+    dense = runner.readable(array, channels_last=layout.is_channels_last(array))
+    return runner.gpu.padded(dense, CHANNELS)
