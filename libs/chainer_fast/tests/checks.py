@@ -392,6 +392,59 @@ def _():
     assert x.shape == (1, 2, 5, 5)
 
 
+@check("compute-mode-links")
+def _():
+    with chainer.using_config("compute_mode", "cudnn_fast"):
+        link = chainer.links.Convolution2D(1, 1, 1)
+    assert link.W.layout is None
+    link(numpy.ones((1, 1, 2, 2), "f"))
+
+
+@check("compute-mode-default")
+def _():
+    assert chainer.global_config.compute_mode == "cudnn_fast"
+
+
+def _lays_out_filters(function):
+    """Check that a function gives filters other strides before it looks at the images."""
+    filters = chainer.Parameter(numpy.ones((2, 2, 3, 3), "e"))
+    assert filters.device == chainer.get_device("@numpy")  # which it remembers
+    with (
+        chainer.using_config("compute_mode", "cudnn_fast"),
+        mock.patch.multiple(cuda, ndarray=numpy.ndarray, cupy=numpy),
+        contextlib.suppress(TypeError, AttributeError),
+    ):
+        function("no images", filters)
+    assert not filters.array.flags.c_contiguous
+
+
+@check("channels-last-convolution-filters")
+def _():
+    _lays_out_filters(F.convolution_2d)
+
+
+@check("channels-last-deconvolution-filters")
+def _():
+    _lays_out_filters(F.deconvolution_2d)
+
+
+@check("channels-last-set")
+def _():
+    import cupy
+
+    viewed = []
+
+    class Array(cupy.ndarray):
+        ndim, shape, flags = 4, (1, 2, 3, 3), SimpleNamespace(c_contiguous=False)
+
+        def transpose(self, *axes):
+            viewed.append(axes)
+            return SimpleNamespace(flags=SimpleNamespace(c_contiguous=True))
+
+    Array().set(numpy.ones((1, 2, 3, 3)))
+    assert set(viewed) == {(0, 2, 3, 1)}
+
+
 @check("cudnn-batch-normalization")
 def _():
     # The fake CuPy takes every array for NumPy's.

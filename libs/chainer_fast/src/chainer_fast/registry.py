@@ -12,7 +12,9 @@ from chainer_compat.repairs.libraries import has_scipy
 from chainer_fast.onednn import library
 from chainer_fast.repairs import (
     bandwidth,
+    compute_mode,
     cudnn,
+    filters,
     fusing,
     graphs,
     ideep,
@@ -24,9 +26,7 @@ from chainer_fast.repairs import (
     sums,
     waits,
 )
-
-# ``CHAINER_COMPAT_CUDNN=1``: let cuDNN compute what it can, through nvidia-cudnn-frontend.
-CUDNN = "CHAINER_COMPAT_CUDNN"
+from chainer_fast.repairs.compute_mode import CHANNELS_LAST, CUDNN
 
 REPAIRS = (
     *(
@@ -188,6 +188,39 @@ REPAIRS = (
             ),
             ("sum", "math.sum", sums.sum_by_channel),
         )
+    ),
+    Repair(
+        "compute-mode-links",
+        "chainer.links.connection.convolution_2d",
+        "links made under compute_mode='cudnn_fast' take images whose shape has another order",
+        compute_mode.links_have_modes,
+        compute_mode.make_ordinary_links,
+    ),
+    Repair(
+        "compute-mode-default",
+        "chainer",
+        "compute_mode is 'cudnn_fast': float16 images lie channels last",
+        cupy_is_14,
+        compute_mode.start_with_channels_last,
+        option=CHANNELS_LAST,
+    ),
+    *(
+        Repair(
+            f"channels-last-{what}-filters",
+            f"chainer.functions.connection.{what}_2d",
+            "filters lie in Chainer's order, which every channels-last convolution has to change",
+            cupy_is_14,
+            filters.lay_out_filters,
+        )
+        for what in ("convolution", "deconvolution")
+    ),
+    Repair(
+        "channels-last-set",
+        "chainer.backends.cuda",
+        "CuPy refuses to copy host memory to arrays whose channels lie last",
+        cupy_is_14,
+        filters.set_channels_last,
+        option=CUDNN,
     ),
     Repair(
         "channels-last-fusing",
