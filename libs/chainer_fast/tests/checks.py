@@ -17,7 +17,13 @@ import chainer
 import chainer.functions as F
 import numpy
 from chainer.backends import cuda
+from chainer.functions.activation.clipped_relu import ClippedReLU
+from chainer.functions.activation.elu import ELU
+from chainer.functions.activation.leaky_relu import LeakyReLU
 from chainer.functions.activation.relu import ReLU, ReLUGrad2
+from chainer.functions.activation.sigmoid import Sigmoid
+from chainer.functions.activation.tanh import TanhGrad
+from chainer.functions.array.concat import Concat
 from chainer.functions.connection import convolution_2d, deconvolution_2d
 from chainer.functions.math.basic_math import Add
 from chainer.functions.math.sum import Sum
@@ -30,6 +36,7 @@ from chainer.functions.pooling.max_pooling_nd import MaxPoolingND, MaxPoolingNDG
 from chainer_fast import updates
 from chainer_fast.channels_last import layout
 from chainer_fast.channels_last.current_step import taking_part
+from chainer_fast.channels_last.layout import is_channels_last
 from chainer_fast.cudnn import runner
 from chainer_fast.graphs.drawing import Draws
 from chainer_fast.repairs import pooling, recordable, sums
@@ -236,7 +243,7 @@ def _launched():
 
     def array(shape, dtype):
         found = cupy.ndarray()
-        found.shape, found.dtype = shape, numpy.dtype(dtype)
+        found.shape, found.ndim, found.dtype = shape, len(shape), numpy.dtype(dtype)
         found.nbytes = found.dtype.itemsize * int(numpy.prod(shape))
         found.flags, found.data = SimpleNamespace(c_contiguous=True), SimpleNamespace(ptr=512)
         return found
@@ -373,6 +380,43 @@ def _():
     ):
         dropout.Dropout(0.5).forward_gpu((numpy.ones(9, "f"),))
     assert launched == [("chainer_fast_dropout", 3)]
+
+
+def _keeps_the_layout(function):
+    """Check that a function of channels-last images gives channels-last images."""
+    from stand_in_layout import Array, channels_last, in_c_order
+
+    def elementwise(*texts, **options):
+        return lambda first, *others: in_c_order(numpy.zeros(first.shape))
+
+    x = channels_last(numpy.ones((2, 3, 4, 5)))
+    with (
+        mock.patch.multiple(cuda, ndarray=Array, elementwise=elementwise),
+        mock.patch.object(cuda.cupy, "maximum", numpy.maximum, create=True),
+    ):
+        result = function(x)
+    assert result.shape == x.shape
+    assert is_channels_last(result)
+
+
+def _normalized(x):
+    statistics = [numpy.ones((1, 3, 1, 1)).view(type(x))] * 4
+    return batch_normalization._apply_bn_fwd(cuda.cupy, x, *statistics)
+
+
+for name, function in {
+    "relu": lambda x: ReLU().forward_gpu((x,))[0],
+    "leaky-relu": lambda x: LeakyReLU().forward_gpu((x,))[0],
+    "clipped-relu": lambda x: ClippedReLU(1.0).forward_gpu((x,))[0],
+    "elu": lambda x: ELU().forward_gpu((x,))[0],
+    "sigmoid": lambda x: Sigmoid().forward_gpu((x,))[0],
+    "tanh": lambda x: TanhGrad(None).forward_gpu((x, x))[0],
+    "basic-math": lambda x: Add().forward((x, x))[0],
+    "dropout": lambda x: dropout.Dropout(0.5, mask=x).forward_gpu((x,))[0],
+    "concat": lambda x: Concat(0).forward((x[:1], x[1:]))[0],
+    "batch-normalization": _normalized,
+}.items():
+    CHECKS[f"channels-last-{name}"] = functools.partial(_keeps_the_layout, function)
 
 
 @check("cudnn-convolution")

@@ -12,6 +12,7 @@ from chainer_compat.repairs.libraries import has_scipy
 from chainer_fast.onednn import library
 from chainer_fast.repairs import (
     bandwidth,
+    channels_last,
     compute_mode,
     cudnn,
     filters,
@@ -162,6 +163,24 @@ REPAIRS = (
                 "batch-normalization",
                 "normalization.batch_normalization",
                 cudnn.use_for_batch_normalization,
+            ),
+        )
+    ),
+    *(
+        Repair(
+            f"channels-last-{module.rpartition('.')[2].replace('_', '-')}",
+            f"chainer.functions.{module}",
+            "CuPy gives channels-last images C order",
+            cupy_is_14,
+            function,
+            option=CUDNN,
+        )
+        for module, function in (
+            *((module, channels_last.keep_layout) for module in channels_last.ELEMENTWISE),
+            ("array.concat", channels_last.keep_layout_of_concatenation),
+            (
+                "normalization.batch_normalization",
+                channels_last.keep_layout_of_normalization,
             ),
         )
     ),

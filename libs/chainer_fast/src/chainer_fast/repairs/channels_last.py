@@ -1,0 +1,185 @@
+"""Keep images channels last: functions give what they get.
+
+CuPy gives results in C order, whatever the strides of its inputs are. So functions get views with
+the axes of memory, and views of their results have Chainer's shapes again. Functions that are not
+named here give correct arrays in C order.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from chainer_compat import surgery
+from chainer_fast.channels_last.layout import flat, is_channels_last, shaped
+
+Forward = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
+ArrayType = Callable[[], type[Any]]
+
+#: Elementwise functions, by module of ``chainer.functions``, with the names of their attributes
+#: that are arrays of the same shape, or None until ``forward`` sets them.
+ELEMENTWISE: dict[str, dict[str, tuple[str, ...]]] = {
+    "activation.relu": {"ReLU": (), "ReLUGrad2": ("b",)},
+    "activation.leaky_relu": {"LeakyReLU": (), "_LeakyReLUGrad": ("cond",)},
+    "activation.clipped_relu": {"ClippedReLU": (), "ClippedReLUGrad2": ("x",)},
+    "activation.elu": {"ELU": (), "ELUGrad": ("cond",)},
+    "activation.sigmoid": {"Sigmoid": (), "SigmoidGrad": ()},
+    "activation.tanh": {"Tanh": (), "TanhGrad": ()},
+    "math.basic_math": {
+        "Add": (),
+        "AddConstant": (),
+        "MultiAdd": (),
+        "Sub": (),
+        "SubFromConstant": (),
+        "Mul": (),
+        "MulConstant": (),
+        "Neg": (),
+    },
+    "noise.dropout": {"Dropout": ("mask",), "DropoutGrad": ("mask",)},
+}
+#: Where ``flat`` puts each axis.
+_PLACES = (0, 3, 1, 2)
+#: The axes of a batch of images over which statistics are taken, and the place of channels.
+_BY_CHANNEL = (0, 2, 3), (None, slice(None), None, None)
+_BY_CHANNEL_FLAT = (0, 1, 2), (None, None, None, slice(None))
+
+
+def array_type() -> type[Any]:
+    """Return the type of CuPy's arrays."""
+    found: type[Any] = _cuda().ndarray
+    return found
+
+
+def keep_layout(module: ModuleType) -> None:
+    """Let the elementwise functions of a module keep the layout."""
+    functions = ELEMENTWISE[module.__name__.removeprefix("chainer.functions.")]
+    for name, held in functions.items():
+        owner = getattr(module, name)
+        method = "forward_gpu" if "forward_gpu" in vars(owner) else "forward"
+        setattr(owner, method, elementwise(getattr(owner, method), held))
+
+
+def elementwise(
+    own: Forward, held: Sequence[str] = (), arrays_of: ArrayType = array_type
+) -> Forward:
+    """Return an elementwise ``forward`` that keeps the layout.
+
+    Parameters
+    ----------
+    own
+        Chainer's ``forward``, or one that has replaced it.
+    held
+        Names of attributes with arrays of the same shape.
+    arrays_of
+        Function that returns the type of arrays which this is for.
+    """
+
+    @functools.wraps(own)
+    def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        before = {name: getattr(self, name) for name in held}
+        given = [array for array in before.values() if array is not None]
+        if not _are_channels_last((*inputs, *given), arrays_of()):
+            return own(self, inputs)
+        views = {name: None if array is None else flat(array) for name, array in before.items()}
+        with _attributes(self, **views):
+            results = own(self, tuple(map(flat, inputs)))
+            made = {name: getattr(self, name) for name in held if before[name] is None}
+        for name, array in made.items():
+            setattr(self, name, shaped(array))
+        return tuple(map(shaped, results))
+
+    return forward
+
+
+def keep_layout_of_concatenation(module: ModuleType) -> None:
+    """Let concatenation keep the layout; its gradients are views, which lie as what they show."""
+    module.Concat.forward = concatenate(module.Concat.forward)
+
+
+def concatenate(own: Forward, arrays_of: ArrayType = array_type) -> Forward:
+    """Return a ``forward`` of Concat that keeps the layout."""
+
+    @functools.wraps(own)
+    def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not _are_channels_last(inputs, arrays_of()):
+            return own(self, inputs)
+        with _attributes(self, axis=_PLACES[self.axis]):
+            (result,) = own(self, tuple(map(flat, inputs)))
+        return (shaped(result),)
+
+    return forward
+
+
+def keep_layout_of_normalization(module: ModuleType, arrays_of: ArrayType = array_type) -> None:
+    """Let Chainer's own batch normalization, also with given statistics, keep the layout."""
+    general = module.GeneralBatchNormalizationImpl
+    normalized, gradients = module._apply_bn_fwd, general.backward
+    fixed_gradients = module.FixedBatchNormalizationGrad.forward
+
+    @surgery.replaces(module, "_apply_bn_fwd")
+    def apply_(xp: Any, *arrays: Any) -> Any:
+        if not _are_channels_last(arrays, arrays_of()):
+            return normalized(xp, *arrays)
+        return shaped(normalized(xp, *map(flat, arrays)))
+
+    @surgery.replaces(general, "backward")
+    def backward(
+        self: Any,
+        axis: Any,
+        gamma: Any,
+        gy: Any,
+        x: Any,
+        x_layout: Any,
+        xp: Any,
+        expander: Any,
+        *rest: Any,
+    ) -> tuple[Any, ...]:
+        if (axis, expander) != _BY_CHANNEL or not _are_channels_last((x, gy), arrays_of()):
+            return gradients(self, axis, gamma, gy, x, x_layout, xp, expander, *rest)
+        axis, expander = _BY_CHANNEL_FLAT
+        gx, *others = gradients(
+            self, axis, gamma, flat(gy), flat(x), x_layout, xp, expander, *rest
+        )
+        return shaped(gx), *others
+
+    @surgery.replaces(module.FixedBatchNormalizationGrad, "forward")
+    def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, *statistics, gy = inputs
+        if (self.axis, self.expander) != _BY_CHANNEL or not _are_channels_last(
+            (x, gy), arrays_of()
+        ):
+            return fixed_gradients(self, inputs)
+        axis, expander = _BY_CHANNEL_FLAT
+        with _attributes(self, axis=axis, expander=expander):
+            gx, *others = fixed_gradients(self, (flat(x), *statistics, flat(gy)))
+        return shaped(gx), *others
+
+
+def _are_channels_last(arrays: Sequence[Any], type_: type[Any]) -> bool:
+    """Return whether arrays of a type have 4 axes, and one of them lies channels last."""
+    found = False
+    for array in arrays:
+        if type(array) is not type_ or array.ndim != 4:
+            return False
+        found = found or is_channels_last(array)
+    return found
+
+
+@functools.cache
+def _cuda() -> Any:
+    return importlib.import_module("chainer.backends.cuda")
+
+
+@contextmanager
+def _attributes(owner: Any, **values: Any) -> Iterator[None]:
+    """Give an object other attributes for a while."""
+    before = {name: getattr(owner, name) for name in values}
+    vars(owner).update(values)
+    try:
+        yield
+    finally:
+        vars(owner).update(before)

@@ -1,0 +1,198 @@
+"""Functions keep images channels last, tested on arrays in host memory whose results have C order.
+
+Chainer computes the expected values in float64, from plain arrays.
+"""
+
+import importlib
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+from chainer.functions.array import concat
+from chainer.functions.normalization import batch_normalization
+
+from chainer_fast.channels_last.layout import is_channels_last
+from chainer_fast.repairs import channels_last as repairs
+from libs.chainer_fast.tests.functions_of_images import (
+    FUNCTIONS,
+    NORMALIZE,
+    SHAPE,
+    assert_close,
+    differentiate,
+    draw,
+    weights,
+)
+from libs.chainer_fast.tests.stand_in_layout import Array, channels_last, in_c_order, with_gaps
+
+LAYOUTS = {"channels last": channels_last, "C order": in_c_order, "with gaps": with_gaps}
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """Let functions keep the layout of arrays in host memory."""
+    monkeypatch.setattr(chainer.global_config, "use_ideep", "never")
+
+    for module, functions in repairs.ELEMENTWISE.items():
+        for name, held in functions.items():
+            owner = getattr(importlib.import_module(f"chainer.functions.{module}"), name)
+            method = "forward_cpu" if "forward_cpu" in vars(owner) else "forward"
+            own = giving_arrays_of_gpus(getattr(owner, method), held)
+            monkeypatch.setattr(owner, method, repairs.elementwise(own, held, lambda: Array))
+    own = concat.Concat.forward
+    monkeypatch.setattr(concat.Concat, "forward", repairs.concatenate(own, lambda: Array))
+    for owner, name in (
+        (batch_normalization, "_apply_bn_fwd"),
+        (batch_normalization.GeneralBatchNormalizationImpl, "backward"),
+        (batch_normalization.FixedBatchNormalizationGrad, "forward"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # to be undone
+    repairs.keep_layout_of_normalization(batch_normalization, lambda: Array)
+
+
+def giving_arrays_of_gpus(own, held):
+    """Return a ``forward`` whose results and attributes pass for CuPy arrays."""
+
+    def forward(self, inputs):
+        results = own(self, inputs)
+        if not isinstance(inputs[0], Array):
+            return results
+        for name in held:
+            setattr(self, name, getattr(self, name).view(Array))
+        return tuple(result.view(Array) for result in results)
+
+    return forward
+
+
+@pytest.mark.parametrize("others", LAYOUTS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_keep_the_layout(name, others, kept):
+    n, function = FUNCTIONS[name]
+    arrays = draw(n)
+    first, *rest = (array.astype("e") for array in arrays)
+    given = [channels_last(first), *map(LAYOUTS[others], rest)]
+    found, again = differentiate(function, given, weights(channels_last, "e"))
+    for array in found[:2]:
+        # A gradient of a concatenation is a view of the whole.
+        assert is_channels_last(array) or (name.startswith("concatenate") and array is found[1])
+    expected = differentiate(function, arrays, weights(np.asarray, "d"))
+    assert_close(found, expected[0])
+    assert_close(again, expected[1])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_in_c_order_all_stays_as_it_was(name, kept):
+    n, function = FUNCTIONS[name]
+    arrays = draw(n)
+    given = [in_c_order(array.astype("e")) for array in arrays]
+    found, again = differentiate(function, given, weights(in_c_order, "e"))
+    assert found[0].flags.c_contiguous
+    expected = differentiate(function, arrays, weights(np.asarray, "d"))
+    assert_close([*found, *again], [*expected[0], *expected[1]])
+
+
+KEEP = [name for name, (n, _) in FUNCTIONS.items() if n == 1 and name not in ("cast", "dropout")]
+
+
+@pytest.mark.parametrize("name", KEEP)
+def test_gradients_in_c_order_are_brought_back(name, kept):
+    (x,) = draw(1)
+    function = FUNCTIONS[name][1]
+    given = channels_last(x.astype("e"))
+    found, _ = differentiate(lambda x: function(x) * 1, [given], weights(in_c_order, "e"))
+    assert is_channels_last(found[0])
+    expected, _ = differentiate(function, [x], weights(np.asarray, "d"))
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 3, 5), (2, 8, 1, 1), (2, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "dropout"])
+def test_one_channel_or_one_pixel(name, shape, kept):
+    n, function = FUNCTIONS[name]
+    arrays = draw(n, shape)
+    given = [channels_last(array.astype("e")) for array in arrays]
+    found, again = differentiate(function, given, weights(channels_last, "e"))
+    expected = differentiate(function, arrays, weights(np.asarray, "d"))
+    assert [array.shape for array in found] == [array.shape for array in expected[0]]
+    assert_close([*found, *again], [*expected[0], *expected[1]])
+
+
+@pytest.mark.parametrize("others", LAYOUTS)
+@pytest.mark.parametrize("name", NORMALIZE)
+def test_batch_normalization(name, others, kept):
+    n, normalize = NORMALIZE[name]
+    arrays = [*draw(1), *(2 + array for array in draw(n, SHAPE[1]))]
+    x, *by_channel = arrays
+    for x_layout, gy_layout in (
+        (channels_last, LAYOUTS[others]),
+        (LAYOUTS[others], channels_last),
+    ):
+        given = [x_layout(x.astype("e")), *(in_c_order(each.astype("f")) for each in by_channel)]
+        found, _ = differentiate(normalize, given, weights(gy_layout, "e"))
+        assert is_channels_last(found[1])
+        assert is_channels_last(found[0]) == is_channels_last(given[0])
+        expected, _ = differentiate(normalize, arrays, weights(np.asarray, "d"))
+        assert_close(found, expected)
+
+
+def test_other_axes_are_normalized_as_they_were(kept):
+    x, gamma = draw(1)[0], draw(1, SHAPE[3])[0]
+    given = [channels_last(x), in_c_order(gamma), in_c_order(gamma)]
+    for normalize in (
+        lambda *inputs: F.batch_normalization(*inputs, axis=(0, 1, 2)),
+        lambda *inputs: F.fixed_batch_normalization(*inputs, gamma, gamma**2, axis=(0, 1, 2)),
+    ):
+        found, _ = differentiate(normalize, given, weights(channels_last, "d"))
+        expected, _ = differentiate(normalize, [x, gamma, gamma], weights(np.asarray, "d"))
+        for got, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_masks_of_dropout_have_chainers_shape(kept):
+    x = channels_last(draw(1)[0])
+    variable = chainer.Variable(x)
+    y, mask = F.dropout(variable, 0.5, return_mask=True)
+    assert is_channels_last(y.array) and is_channels_last(mask)
+    assert mask.shape == SHAPE
+    np.testing.assert_array_equal(y.array, x * mask)
+    (gradient,) = chainer.grad([y], [variable], [chainer.Variable(x)])
+    np.testing.assert_array_equal(gradient.array, x * mask)
+    assert is_channels_last(gradient.array)
+    # A mask of the user's stays the same object.
+    own = in_c_order(mask)
+    again, returned = F.dropout(x, mask=own, return_mask=True)
+    assert returned is own and own.flags.c_contiguous
+    np.testing.assert_array_equal(again.array, y.array)
+
+
+def test_other_arrays_with_four_axes_are_broadcast(kept):
+    (x,), (scale,) = draw(1), draw(1, (2, 8, 1, 1))
+    inputs = [chainer.Variable(channels_last(x)), chainer.Variable(in_c_order(scale))]
+    y = inputs[0] * inputs[1] + inputs[1]
+    gradients = chainer.grad([y], inputs, [inputs[0]])
+    assert is_channels_last(y.array) and is_channels_last(gradients[0].array)
+    np.testing.assert_array_equal(y.array, x * scale + scale)
+    np.testing.assert_array_equal(gradients[0].array, x * scale)
+    np.testing.assert_allclose(gradients[1].array, (x * x + x).sum((2, 3), keepdims=True))
+
+
+def test_other_shapes_go_chainers_way(kept):
+    x, flat_ = channels_last(draw(1)[0]), in_c_order(draw(1, SHAPE[3])[0])
+    y = chainer.Variable(x) + chainer.Variable(flat_)
+    assert y.array.flags.c_contiguous
+    np.testing.assert_array_equal(y.array, x + flat_)
+
+
+def test_plain_arrays_of_numpys_go_chainers_way(kept):
+    x = np.asarray(channels_last(draw(1)[0]))
+    y = F.concat([F.relu(chainer.Variable(x)) + x, x])
+    assert type(y.array) is np.ndarray
+    np.testing.assert_array_equal(y.array, np.concatenate([np.maximum(x, 0) + x, x], 1))
+
+
+def test_an_error_leaves_a_function_as_it_was(kept):
+    x = channels_last(draw(1)[0])
+    node = concat.Concat(axis=1)
+    with pytest.raises(ValueError, match="must match"):
+        node.forward((x, x[:, :, :1]))
+    assert node.axis == 1
