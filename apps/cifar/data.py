@@ -100,7 +100,8 @@ def normalized(dataset: TupleDataset, augment: bool = False) -> TransformDataset
         image, label = example
         if augment:
             image = _cut_out(image)
-        return image.astype(chainer.get_dtype()) / 127.5 - 1, label
+        dtype = chainer.get_dtype(map_mixed16=np.float16)
+        return image.astype(dtype) / 127.5 - 1, label
 
     return TransformDataset(dataset, transform)
 

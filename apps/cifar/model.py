@@ -70,7 +70,7 @@ class ResNet(chainer.Chain):
         Parameters
         ----------
         x : chainer.Variable or array
-            Images, of shape (batch, 3, height, width) and dtype float32, from -1 to 1.
+            Images, of shape (batch, 3, height, width), from -1 to 1.
 
         Returns
         -------

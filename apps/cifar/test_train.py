@@ -103,6 +103,22 @@ def test_quiet_training_prints_nothing(app, call_quietly, shared_tmp_path):
     call_quietly(app.train.main, *TINY, "--epoch", 1, "--out", shared_tmp_path)
 
 
+@pytest.mark.mpi(1, timeout=LIMIT)
+def test_mixed_precision(app):
+    args = SimpleNamespace(unit=4, dropout=0, lr=1, weight_decay=0.01, batchsize=4, seed=3)
+    vars(args).update(epoch=1, no_augment=False, graphs=False, mixed16=True, out="unused")
+    comm, images = chainermn.create_communicator("naive"), app.data.load("shapes", examples=50)
+    chainer.global_config.dtype = chainer.mixed16
+    trainer, network = app.training.create_trainer(
+        args, comm, chainer.get_device("@numpy"), images
+    )
+    before = network.conv.W.array.copy()
+    trainer.updater.update()
+    assert network.conv.W.dtype == np.float16
+    assert network.conv.W.update_rule.state["v"].dtype == np.float32
+    assert (network.conv.W.array != before).any()
+
+
 class Lost(Exception):
     """Something that ends a training in the middle."""
 
@@ -177,6 +193,7 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(
     for options, message in [
         (["--batchsize", "0"], "--batchsize must be at least 1, got 0"),
         (["--graphs"], "--graphs needs --gpu"),
+        (["--channels-last", "--gpu"], "needs --mixed16, CHAINER_COMPAT_CUDNN=1"),
     ]:
         with pytest.raises(SystemExit, match="2"):
             app.train.main(options)
@@ -254,7 +271,7 @@ def test_training_is_that_of_one_process_with_all_images(app):
     args = SimpleNamespace(
         unit=4, dropout=0, lr=1, weight_decay=0.01, batchsize=4, seed=3, epoch=1
     )
-    args.no_augment, args.graphs, args.out = False, False, "unused"
+    args.no_augment, args.graphs, args.mixed16, args.out = False, False, False, "unused"
     images = app.data.load("shapes", examples=50)
     trainer, network = app.training.create_trainer(
         args, comm, chainer.get_device("@numpy"), images

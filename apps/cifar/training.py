@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 
 import chainer
@@ -20,7 +21,7 @@ from model import ResNet
 
 LOSS, ACCURACY = "validation/main/loss", "validation/main/accuracy"
 # Options of both scripts that do not change the result.
-FREE = {"data", "communicator", "gpu", "graphs", "out"}
+FREE = {"data", "communicator", "gpu", "graphs", "channels_last", "out"}
 
 
 def add_arguments(parser: argparse.ArgumentParser, epoch: int) -> None:
@@ -35,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser, epoch: int) -> None:
     add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--graphs", action="store_true", help="launch each step on the GPU as one CUDA graph")
+    add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
+    last = "lay images out by channel, as tensor cores need them"
+    add("--channels-last", action="store_true", help=last)
     add("--seed", type=int, default=0, help="seed of weights and random choices")
     add("--out", "-o", metavar="DIR", default="result", help="folder for all output")
 
@@ -48,17 +52,26 @@ def checked(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
             parser.error(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
     if args.graphs and not args.gpu:
         parser.error("--graphs needs --gpu")
+    if args.channels_last:
+        given = {"--gpu": args.gpu, "--mixed16": args.mixed16}
+        given["CHAINER_COMPAT_CUDNN=1"] = os.environ.get("CHAINER_COMPAT_CUDNN") == "1"
+        if missing := [name for name, is_given in given.items() if not is_given]:
+            parser.error(f"--channels-last needs {', '.join(missing)}")
     return args
 
 
 def start(args: argparse.Namespace) -> tuple[chainermn.CommunicatorBase, chainer.backend.Device]:
-    """Connect the ranks, and select this rank's device."""
+    """Connect the ranks, and select this rank's device and dtype."""
     comm = chainermn.create_communicator(args.communicator)
     if comm.rank == 0:
         kind = type(comm).__name__
         print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
     with exit_together(comm):
         device = chainermn.choose_device(comm, gpu=args.gpu)
+    if args.mixed16:
+        chainer.global_config.dtype = chainer.mixed16
+    if args.channels_last:
+        chainer.global_config.compute_mode = "cudnn_fast"
     return comm, device
 
 
@@ -91,6 +104,9 @@ def create_trainer(
     optimizer.setup(model)
     if args.graphs:
         optimizer.use_cuda_graphs()
+    if args.mixed16:
+        optimizer.use_fp32_update()
+        optimizer.loss_scaling()
     for name, parameter in model.namedparams():
         if name.endswith("/W"):  # neither biases nor the scales of batch normalization
             parameter.update_rule.add_hook(WeightDecay(args.weight_decay))

@@ -38,6 +38,8 @@ def start(args: argparse.Namespace) -> tuple[chainermn.CommunicatorBase, chainer
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
     chainer.global_config.dtype = chainer.mixed16 if args.mixed16 else np.float32
+    if args.channels_last:
+        chainer.global_config.compute_mode = "cudnn_fast"
     # The job would wait for a worker that hangs.
     warnings.simplefilter("error", chainer.iterators.MultiprocessIterator.TimeoutWarning)
     return comm, device

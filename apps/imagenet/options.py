@@ -1,6 +1,7 @@
 """The options of train.py and lr_range.py, and which of them change the result."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,17 @@ from models import ARCHITECTURES
 # lists are compared instead of their names.
 NO_SETTINGS = {
     *("lists", "train", "val", "root", "mean", "classes", "drawn"),
-    *("val_batchsize", "epoch", "communicator", "gpu", "graphs", "loaderjob", "prefetch"),
-    *("skip_unreadable", "allow_outside", "out", "resume", "evaluate", "tensorboard"),
+    *("val_batchsize", "epoch", "communicator", "gpu", "graphs", "channels_last"),
+    *(
+        "loaderjob",
+        "prefetch",
+        "skip_unreadable",
+        "allow_outside",
+        "out",
+        "resume",
+        "evaluate",
+        "tensorboard",
+    ),
     *("quiet", "test"),
 }
 
@@ -51,6 +61,8 @@ def parse_arguments(
     add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--graphs", action="store_true", help="launch each step on the GPU as one CUDA graph")
+    last = "lay images out by channel, as tensor cores need them"
+    add("--channels-last", action="store_true", help=last)
     add("--loaderjob", "-j", type=int, help="worker processes per rank that read images; 0: none")
     ahead = "with --gpu, convert batches and copy them while the GPU computes"
     add("--prefetch", action="store_true", help=ahead)
@@ -89,6 +101,11 @@ def parse_arguments(
         parser.error("--ema averages weights in float32, which --mixed16 does not have")
     if args.graphs and not args.gpu:
         parser.error("--graphs needs --gpu")
+    if args.channels_last:
+        given = {"--gpu": args.gpu, "--mixed16": args.mixed16}
+        given["CHAINER_COMPAT_CUDNN=1"] = os.environ.get("CHAINER_COMPAT_CUDNN") == "1"
+        if missing := [name for name, is_given in given.items() if not is_given]:
+            parser.error(f"--channels-last needs {', '.join(missing)}")
     drawn = not args.train
     if args.root is None:
         args.root = Path("generated") if drawn else Path()

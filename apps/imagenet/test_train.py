@@ -110,6 +110,7 @@ def test_names_in_another_order_than_the_labels(app, tmp_path):
         (["--epoch", "0"], "--epoch must be at least 1, got 0"),
         (["--checkpoint", "0"], "--checkpoint must be at least 1, got 0"),
         (["--graphs"], "--graphs needs --gpu"),
+        (["--channels-last", "--gpu"], "needs --mixed16, CHAINER_COMPAT_CUDNN=1"),
     ],
 )
 def test_arguments_that_do_not_go_together(arguments, message, app, capsys):
