@@ -43,10 +43,12 @@ def ours(options: dict[str, Any], *, has_cudnn: bool) -> list[Contestant]:
     """Return iterations of Chainer, each kind in a process of its own."""
     team = "with cuDNN" if has_cudnn else "ours"
     name = "ours, with cuDNN" if has_cudnn else "ours"
+    is_for_tensor_cores = has_cudnn and options["mixed"] and options["network"] != "mlp"
+    layouts = ("", ", channels last")[: 1 + is_for_tensor_cores]
     options = {"what": "iteration", **options, "on_gpu": True, "communicator": None}
     return [
-        Contestant(name + suffix, team + suffix, {**options, "graphs": bool(suffix)})
-        for suffix in ("", ", graphs")
+        Contestant(name + suffix, team + suffix, {**options, "graphs": suffix.endswith("graphs")})
+        for suffix in (layout + launches for layout in layouts for launches in ("", ", graphs"))
     ]
 
 

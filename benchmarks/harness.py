@@ -25,6 +25,8 @@ from ci.cluster.cluster import Cluster
 REPOSITORY = Path(__file__).resolve().parents[1]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 ALL_CORES = {"OMP_NUM_THREADS": str(os.cpu_count())}
+WITH_CUDNN = {"CHAINER_COMPAT_CUDNN": "1"}
+CHANNELS_LAST = {**WITH_CUDNN, "CHAINER_CHANNELS_LAST": "1"}
 WITH_NUMPY, WITH_ONEDNN = {"CHAINER_USE_IDEEP": "never"}, {"CHAINER_USE_IDEEP": "auto"}
 THE_ORIGINAL = {"CHAINER_COMPAT_BUNDLED_CHAINERMN": "1"}
 
@@ -47,8 +49,10 @@ TEAMS = {
     "NumPy, all cores": ("with_chainer", {**WITH_NUMPY, **ALL_CORES}),
     "oneDNN": ("with_chainer", {**WITH_ONEDNN, **ONE_THREAD}),
     "oneDNN, all cores": ("with_chainer", {**WITH_ONEDNN, **ALL_CORES}),
-    "with cuDNN": ("with_chainer", {"CHAINER_COMPAT_CUDNN": "1"}),
-    "with cuDNN, graphs": ("with_chainer", {"CHAINER_COMPAT_CUDNN": "1"}),
+    "with cuDNN": ("with_chainer", WITH_CUDNN),
+    "with cuDNN, graphs": ("with_chainer", WITH_CUDNN),
+    "with cuDNN, channels last": ("with_chainer", CHANNELS_LAST),
+    "with cuDNN, channels last, graphs": ("with_chainer", CHANNELS_LAST),
     "ours, graphs": ("with_chainer", {}),
     "snapshots": ("snapshots", {}),
     "copies on a GPU": ("gpu_copies", {}),

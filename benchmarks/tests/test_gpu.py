@@ -147,6 +147,31 @@ def test_graphs_compete_with_all_that_pytorch_has(machine: Any) -> None:
     assert len(teams) == 4, "memory is that of a process"
 
 
+def test_channels_last_is_for_convolutions_of_float16_by_cudnn() -> None:
+    names = {}
+    for network, is_mixed, has_cudnn in (
+        ("conv", True, True),
+        ("conv", False, True),
+        ("mlp", True, True),
+        ("conv", True, False),
+    ):
+        found = graphs.ours({"network": network, "mixed": is_mixed}, has_cudnn=has_cudnn)
+        names[network, is_mixed, has_cudnn] = [contestant.name for contestant in found]
+        assert [c.options["graphs"] for c in found] == [False, True] * (len(found) // 2)
+    name = "ours, with cuDNN"
+    plain = [name, f"{name}, graphs"]
+    assert names == {
+        ("conv", True, True): [
+            *plain,
+            f"{name}, channels last",
+            f"{name}, channels last, graphs",
+        ],
+        ("conv", False, True): plain,
+        ("mlp", True, True): plain,
+        ("conv", True, False): ["ours", "ours, graphs"],
+    }
+
+
 def test_graphs_are_compared_with_the_fastest() -> None:
     rows = [Measured("ours", [1.0]), Measured("PyTorch", [3.0]), Measured("PyTorch, x", [2.0])]
     assert graphs.fastest_of([*rows, Measured("PyTorch, y")], "PyTorch") == "PyTorch, x"

@@ -187,7 +187,7 @@ def alone(out: str) -> Iterator[Task]:
     graphs = [[*measure, "--only", what] for what in WITH_GRAPHS]
     title = "times with CUDA graphs"
     quick = [[*measure, "--quick"]]
-    yield Task("graph_times", title, graphs, 170, Lane.ALONE, writes=results, rehearsed=quick)
+    yield Task("graph_times", title, graphs, 210, Lane.ALONE, writes=results, rehearsed=quick)
     by_nccl = f"nccl or {_STEPS_OF_RANKS}"
     shared = [tests(RANKS, only=by_nccl, ranks=[2]), tests(RANKS, only=by_nccl, ranks=[3, 4])]
     title = "NCCL on several ranks, which may share a GPU"
