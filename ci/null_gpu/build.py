@@ -92,6 +92,8 @@ def compile_into(folder: Path) -> None:
                 lines.append(f"int {function}(void **handle) {{ *handle = handle; return 0; }}")
             elif re.search("^cublas.*[gG]emm", function):
                 lines.append(f"int {function}(void) {{ return LAUNCH(of_cublas); }}")
+            elif re.search("^cudnnBatchNormalization", function):
+                lines.append(f"int {function}(void) {{ return LAUNCH(of_cudnn); }}")
             else:
                 lines.append(f"int {function}(void) {{ return 0; }}")
         source = folder / f"{library}.c"
@@ -106,7 +108,11 @@ def compile_into(folder: Path) -> None:
 def needed() -> dict[str, set[str]]:
     """Return the functions that CuPy's modules and chainer_fast need from each library."""
     found: dict[str, set[str]] = {library: {"nothing"} for library in DEPENDENCIES}
-    found["libcublas.so.13"] = {"cublasSetWorkspace_v2"}  # which only chainer_fast calls
+    # What only chainer_fast calls.
+    found["libcublas.so.13"] = {"cublasSetWorkspace_v2"}
+    of_cudnn = (HERE.parents[1] / "libs/chainer_fast/src/chainer_fast/cudnn").glob("*.py")
+    names = (re.findall(r"\bcudnn[A-Z]\w+", path.read_text()) for path in of_cudnn)
+    found["libcudnn.so.9"] = {name for each in names for name in each}
     for name in ("cupy", "cupy_backends", "cupyx"):
         spec = importlib.util.find_spec(name)
         assert spec is not None and spec.submodule_search_locations

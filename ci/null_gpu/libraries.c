@@ -30,6 +30,15 @@ int cublasGetStream_v2(void *handle, void **stream) {
 // CuPy does without it, but not who calls cuBLAS in a capture.
 int cublasSetWorkspace_v2(void *handle, void *workspace, size_t size) { return 0; }
 
+static __thread void *of_cudnn;
+
+int cudnnSetStream(void *handle, void *stream) {
+    of_cudnn = stream;
+    return 0;
+}
+
+int cudnnBackendExecute(void *handle, void *plan, void *pack) { return LAUNCH(of_cudnn); }
+
 int curandGetVersion(int *version) { return set(version, 10400); }
 
 int ncclGetVersion(int *version) { return set(version, 23007); }

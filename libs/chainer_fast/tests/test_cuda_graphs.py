@@ -1020,7 +1020,7 @@ def channels_last(stand_in, monkeypatch):
         )
     runner = Runner(cudnn, TapeGpu())
     normalizer = Normalizer(runner, library)
-    fused = FusedNormalizer(normalizer, library)
+    fused = FusedNormalizer(normalizer)
     select = routes.select_normalization(batch_normalization, lambda: normalizer, lambda: fused)
     init = batch_normalization.BatchNormalization.__init__
     monkeypatch.setattr(init, "__defaults__", (*init.__defaults__[:-1], select))

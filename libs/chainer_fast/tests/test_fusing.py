@@ -41,7 +41,7 @@ def computed(stand_in, monkeypatch):
     library = stand_in("functions").Functions(cudnn)
     runner = runners.Runner(cudnn, stand_in("host_gpu").HostGpu())
     normalizer = normalization.Normalizer(runner, library)
-    fused = fused_normalization.FusedNormalizer(normalizer, library)
+    fused = fused_normalization.FusedNormalizer(normalizer)
     monkeypatch.setattr(batch_normalization, "cuda", SimpleNamespace(cupy=np))
     select = routes.select_normalization(batch_normalization, lambda: normalizer, lambda: fused)
     init = batch_normalization.BatchNormalization.__init__

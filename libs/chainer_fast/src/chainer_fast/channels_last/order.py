@@ -17,6 +17,8 @@ def lie_alike(arrays: Sequence[Any]) -> bool:
 
 def memory_of(array: Any) -> Any:
     """Return a view of shape (n,) of an array without gaps, in the order of memory."""
+    if array.flags.c_contiguous:
+        return array.ravel()
     order = _order_of(array) or ()
     return array.transpose(*order, *(k for k in range(array.ndim) if k not in order)).ravel()
 

@@ -11,7 +11,7 @@ import functools
 from enum import IntEnum
 from typing import Any
 
-from chainer_fast.channels_last.layout import empty, flat, shaped
+from chainer_fast.channels_last.layout import empty
 from chainer_fast.cudnn.normalization import REPLACE, STATISTICS, Normalizer, the_normalizer
 
 #: The number of channels must be a multiple of this.
@@ -77,14 +77,11 @@ class FusedNormalizer:
     ----------
     normalizer
         Normalizer that has descriptors and the GPU.
-    library
-        cuDNN as a library of C functions.
     """
 
-    def __init__(self, normalizer: Normalizer, library: Any) -> None:
+    def __init__(self, normalizer: Normalizer) -> None:
         self.normalizer, self.gpu = normalizer, normalizer.runner.gpu
-        for name, types in SIGNATURES.items():
-            getattr(library, name).argtypes = types
+        normalizer.declare(SIGNATURES)
         self._relu = _POINTER()
         normalizer.call("cudnnCreateActivationDescriptor", self._relu)
         normalizer.call("cudnnSetActivationDescriptor", self._relu, _RELU, _ZERO_FOR_NAN, 0)
@@ -137,7 +134,7 @@ class FusedNormalizer:
 
     def readable(self, images: Any) -> Any:
         """Return images that lie channels last, where cuDNN can read them."""
-        return shaped(self.normalizer.runner.readable(flat(images)))
+        return self.normalizer.runner.readable(images, channels_last=True)
 
     def _handle(self) -> Any:
         return self.normalizer.runner.handle().backend_handle
@@ -248,4 +245,4 @@ class Normalization:
 @functools.cache
 def the_fused_normalizer() -> FusedNormalizer:
     """Return the normalizer of this process. The first call loads cuDNN."""
-    return FusedNormalizer(the_normalizer(), ctypes.CDLL("libcudnn.so.9"))
+    return FusedNormalizer(the_normalizer())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chainer_fast.cudnn.runner import Runner, the_runner
@@ -63,8 +64,12 @@ class Normalizer:
         #: Descriptors are only read, so threads may share them.
         self.describe = functools.cache(self._describe)
         library.cudnnGetErrorString.restype = ctypes.c_char_p
-        for name, types in SIGNATURES.items():
-            getattr(library, name).argtypes = types
+        self.declare(SIGNATURES)
+
+    def declare(self, signatures: Mapping[str, Sequence[Any]]) -> None:
+        """Tell ctypes the types of functions' arguments, by name."""
+        for name, types in signatures.items():
+            getattr(self._library, name).argtypes = types
 
     def normalize(
         self, x: Any, gamma: Any, beta: Any, eps: float, decay: float, averages: Any
