@@ -1,4 +1,4 @@
-"""On GPUs: copies of gradients, whole iterations, idle time, and exchanges."""
+"""On GPUs: copies of gradients, kernels, whole iterations, idle time, and exchanges."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks import figures, graphs, plots, report
 from benchmarks.figures import Group, Measured
 from benchmarks.harness import REPOSITORY, Contestant, Place, Settings, take_turns, why_no_torch
+from benchmarks.kernels import CASES as CASES_OF_KERNELS
 from benchmarks.networks import GRADIENT_BYTES, MIXED, SINGLE, TITLES
 from chainermn.communicators import registered
 from chainermn.launch.mpiexec import NAMES
@@ -58,6 +59,7 @@ def measure(settings: Settings) -> Iterator[Group | str]:
         return
     gpus = len(the_gpu().devices())
     yield from copies(settings)
+    yield from kernels(settings)
     yield from graphs.measure(settings, has_cudnn=has_cudnn())
     place = Place(f"one rank on each of {gpus} GPUs" if gpus > 1 else "one GPU", (gpus,))
     for network, batch, precision in CASES:
@@ -92,27 +94,52 @@ def baseline_of(rows: Sequence[Measured], name: str) -> str:
 
 def copies(settings: Settings) -> Iterator[Group]:
     """Yield times of gathering and scattering gradients, beside copies of as many bytes."""
-    place = Place("one GPU", (1,))
     for network in ("resnet50", "mlp"):
         for wire, itemsize in WIRES.items():
             size = f"{GRADIENT_BYTES[network] / 1e6:.1f} MB"
-            title = f"gather and scatter, {TITLES[network]}, {size}, by {wire}; {place.title}"
-            if not settings.wants(title):
-                continue
+            title = f"gather and scatter, {TITLES[network]}, {size}, by {wire}"
             options = {"network": network, "wire": wire}
             found = [
                 Contestant("ours", "copies on a GPU", {"what": "gather and scatter", **options}),
                 Contestant(COPIES, "copies on a GPU", {"what": "copies", **options}),
             ]
-            # Each turn repeats the copies many times.
-            rounds = _TIMES_ROUNDS * settings.rounds
-            rows = take_turns(place, found, settings, seconds=0, rounds=rounds)
             # Gradients and the buffer are each read and written once.
             moved = 2 * GRADIENT_BYTES[network] * (1 + itemsize / 4)
-            for row in rows:
-                if row.seconds:
-                    row.more["GB/s"] = moved / row.median / 1e9
-            yield Group(title, {"what": "copies", **options}, rows, COPIES)
+            yield from beside_copies(title, {"what": "copies", **options}, found, moved, settings)
+
+
+def kernels(settings: Settings) -> Iterator[Group]:
+    """Yield times of kernels for channels-last images, beside copies of as many bytes."""
+    for name, case in CASES_OF_KERNELS.items():
+        title = f"kernel for channels last, {name}, {case.moved / 1e6:.1f} MB"
+        found = [
+            Contestant("ours", "kernels on a GPU", {"what": "kernel", "name": name}),
+            # Which reads and writes each byte.
+            Contestant(COPIES, "kernels on a GPU", {"what": "copy", "n_bytes": case.moved // 2}),
+        ]
+        yield from beside_copies(
+            title, {"what": "kernel", "name": name}, found, case.moved, settings
+        )
+
+
+def beside_copies(
+    title: str,
+    key: dict[str, str],
+    found: Sequence[Contestant],
+    moved: float,
+    settings: Settings,
+) -> Iterator[Group]:
+    """Yield a table of work on one GPU that moves this many bytes, if it is wanted."""
+    place = Place("one GPU", (1,))
+    title = f"{title}; {place.title}"
+    if not settings.wants(title):
+        return
+    # Each turn repeats the work many times.
+    rows = take_turns(place, found, settings, seconds=0, rounds=_TIMES_ROUNDS * settings.rounds)
+    for row in rows:
+        if row.seconds:
+            row.more["GB/s"] = moved / row.median / 1e9
+    yield Group(title, key, rows, COPIES)
 
 
 def iterations(network: str, batch: int, gpus: int, *, is_mixed: bool) -> list[Contestant]:

@@ -56,6 +56,7 @@ TEAMS = {
     "ours, graphs": ("with_chainer", {}),
     "snapshots": ("snapshots", {}),
     "copies on a GPU": ("gpu_copies", {}),
+    "kernels on a GPU": ("gpu_kernels", {}),
     "mpi": ("with_mpi", {}),
     "torch": ("with_torch", ONE_THREAD),
     "torch, graphs": ("torch_graphs", ONE_THREAD),

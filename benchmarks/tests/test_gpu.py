@@ -6,14 +6,19 @@ import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 
-from benchmarks import figures, gpu, graphs, harness, report
+from benchmarks import figures, gpu, graphs, harness, kernels, report
 from benchmarks.collect import collect
 from benchmarks.figures import Group, Measured
 from benchmarks.gpu import COPIES, IDLE
 from benchmarks.harness import Contestant, Place, Settings
+from benchmarks.ranks import gpu_kernels
+from chainer_fast.channels_last import layout
+from chainer_fast.channels_last.kernels import Kernels
 from chainermn.spans import MAIN, Span
 from ci.gpu_proof import verdicts
 from ci.gpu_proof.verdicts import FAILED, PROVED, Outcome
@@ -124,6 +129,34 @@ def test_only_some_titles(machine: Any) -> None:
     # Gathering and scattering each read 102.2 MB and write as many, all in one second.
     assert groups[0].rows[0].more["GB/s"] == pytest.approx(0.4089, abs=1e-4)
     assert groups[1].rows[0].more["GB/s"] == pytest.approx(0.3067, abs=1e-4)
+
+
+def test_kernels_beside_copies(machine: Any) -> None:
+    taken = machine(1)
+    settings = dataclasses.replace(SETTINGS, only="kernel for channels last, bias")
+    (group,) = [each for each in gpu.measure(settings) if isinstance(each, Group)]
+    assert group.title == "kernel for channels last, bias, 112x112, 205.5 MB; one GPU"
+    assert [row.name for row in group.rows] == ["ours", COPIES]
+    assert group.baseline == COPIES
+    # It reads and writes 102.8 MB, in one second; a copy of as many bytes moves as many.
+    assert group.rows[0].more["GB/s"] == pytest.approx(0.2055, abs=1e-4)
+    ((_, (_, copy)),) = taken
+    assert copy.options == {"what": "copy", "n_bytes": 64 * 64 * 112 * 112 * 2}
+
+
+@pytest.mark.parametrize("name", kernels.CASES)
+def test_each_kernel_gets_the_arguments_that_it_takes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, called = kernels.CASES[name], mock.create_autospec(Kernels, instance=True)
+    monkeypatch.setattr(gpu_kernels, "the_kernels", lambda: called)
+    monkeypatch.setattr(gpu_kernels, "zeros", np.zeros)
+    gpu_kernels.prepare(name)()
+    ((method, arrays, options),) = called.method_calls
+    assert method == case.method
+    assert layout.flat(arrays[0]).flags.c_contiguous == (method != "padded")
+    assert {each.nbytes / each.size for each in arrays} <= {1, 2}
+    assert options.items() >= case.options.items()
 
 
 def test_graphs_compete_with_all_that_pytorch_has(machine: Any) -> None:

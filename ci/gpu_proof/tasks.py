@@ -15,7 +15,7 @@ COMPUTE, FAST, RANKS = (
 APPS = Path(__file__).resolve().parents[2] / "apps"
 TEST_SECONDS = 20
 #: Parts of the titles of `benchmarks.gpu`: each selects a measurement.
-MEASURED = ("idle", "iteration, ResNet-50", "iteration, conv net", "gather", "exchange")
+MEASURED = ("idle", "iteration, ResNet-50", "iteration, conv net", "gather", "kernel", "exchange")
 WITH_GRAPHS = tuple(
     f"graphs, {what}"
     for what in (

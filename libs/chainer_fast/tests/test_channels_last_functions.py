@@ -4,35 +4,18 @@ All kernels, Chainer's too, are compiled as C++ and run on the CPU.
 """
 
 import contextlib
-import inspect
 
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
 from chainer.backends import cuda
-from chainer.functions.math import sum as sums_of_chainer
-from chainer.functions.pooling import average_pooling_2d, average_pooling_nd, max_pooling_nd
 
 from chainer_fast.channels_last import layout
 from chainer_fast.channels_last.kernels import Kernels
 from chainer_fast.repairs import pooling, sums
 from libs.chainer_fast.tests.stand_in_cuda import Cupy
 from libs.chainer_fast.tests.stand_in_kernels import Array, Kernel, to_gpu
-
-REPAIRED = (
-    (max_pooling_nd, "MaxPoolingND", pooling.keep_order_of_maxima),
-    (
-        average_pooling_2d,
-        "AveragePooling2D",
-        pooling.keep_order_of_means("AveragePooling2D"),
-    ),
-    (
-        average_pooling_nd,
-        "AveragePoolingND",
-        pooling.keep_order_of_means("AveragePoolingND"),
-    ),
-)
 
 
 class Gpu(chainer.backend.Device):
@@ -47,7 +30,7 @@ def get_array_module(*arrays):
 
 
 @pytest.fixture(autouse=True)
-def cupy(monkeypatch, compiled):
+def cupy(monkeypatch, compiled, keep_channels_last):
     """Make Chainer see a GPU, with the repairs; return a CuPy that records our kernels."""
     cupy = Cupy(compiled)
     for name, value in (
@@ -66,16 +49,6 @@ def cupy(monkeypatch, compiled):
     monkeypatch.setattr(Kernel, "compiled", staticmethod(compiled), raising=False)
     for repairs in (pooling, sums):
         monkeypatch.setattr(repairs, "the_kernels", lambda: Kernels(cupy))
-    for module, name, repair in REPAIRED:
-        for each in (name, f"{name}Grad"):
-            own = inspect.unwrap(getattr(module, each).forward_gpu)
-            monkeypatch.setattr(getattr(module, each), "forward_gpu", own)
-        for attribute in ("places", "indexes", "is_channels_last"):
-            monkeypatch.setattr(getattr(module, name), attribute, None, raising=False)
-        repair(module)
-    own = inspect.unwrap(sums_of_chainer.Sum.forward)
-    monkeypatch.setattr(sums_of_chainer.Sum, "forward", own)
-    sums.sum_by_channel(sums_of_chainer)
     return cupy
 
 
