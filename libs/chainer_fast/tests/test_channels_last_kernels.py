@@ -93,10 +93,12 @@ def test_sums_are_of_many_blocks_and_of_float32(kernels, cupy):
 
 
 @pytest.mark.parametrize(("channels", "more"), [(3, 4), (3, 8), (1, 5), (8, 24), (64, 64)])
-@pytest.mark.parametrize("is_channels_last", [False, True])
-def test_new_channels_are_zero(channels, more, is_channels_last, kernels):
+@pytest.mark.parametrize("order", ["channels last", "Chainer's", "with gaps"])
+def test_new_channels_are_zero(channels, more, order, kernels):
     x = draw((3, channels, 20, 30))
-    found = kernels.padded(x if is_channels_last else to_gpu(np.ascontiguousarray(x)), more)
+    if order == "with gaps":
+        x = draw((3, channels, 20, 60))[:, :, :, ::2]
+    found = kernels.padded(to_gpu(np.ascontiguousarray(x)) if "'" in order else x, more)
     np.testing.assert_array_equal(found[:, :channels], x)
     np.testing.assert_array_equal(found[:, channels:], np.zeros((3, more - channels, 20, 30)))
     check(found, found)

@@ -79,15 +79,9 @@ class Kernels:
         return y
 
     def padded(self, x: Any, n_channels: int) -> Any:
-        """Return a channels-last copy with more channels, which are zero.
-
-        Parameters
-        ----------
-        x
-            Images that are C-contiguous or channels last.
-        n_channels
-            Number of channels of the copy.
-        """
+        """Return a channels-last copy of images in any order, with more channels: zeros."""
+        if not (x.flags.c_contiguous or layout.is_channels_last(x)):
+            x = self._cupy.ascontiguousarray(x)
         n, channels, height, width = x.shape
         y = layout.empty(self._cupy, (n, n_channels, height, width), x.dtype)
         lanes, pixels = _lanes(n_channels, y), height * width
@@ -153,14 +147,8 @@ class Kernels:
         """Launch a kernel with one thread for each pack of the array that it makes."""
         n, channels = x.shape[:2]
         lanes = _lanes(channels, *arrays)
-        sizes = (
-            n,
-            channels // lanes,
-            *x.shape[2:],
-            *y.shape[2:],
-            *(k for p in geometry for k in p),
-        )
-        windows = numpy.array(sizes, _int).view(_WINDOWS)
+        sizes = [(n, channels // lanes), x.shape[2:], y.shape[2:], *geometry]
+        windows = numpy.array(sizes, _int).ravel().view(_WINDOWS)
         self._launch(name, lanes, math.prod(made.shape[1:]) // lanes, n, *arrays, windows)
 
     def _launch(self, name: str, lanes: int, n: int, images: int, *args: Any) -> None:

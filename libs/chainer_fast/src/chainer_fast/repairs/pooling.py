@@ -70,17 +70,12 @@ def keep_order_of_means(name: str) -> Callable[[ModuleType], None]:
     return repair
 
 
-def _windows(function: Any) -> tuple[Pair, Pair, Pair]:
+def _windows(f: Any) -> tuple[Pair, Pair, Pair]:
     """Return size, stride and padding by rows and columns. The caller's may be NumPy's."""
-    found = (
-        (function.ksize, function.stride, function.pad)
-        if hasattr(function, "ksize")
-        else (
-            (function.kh, function.kw),
-            (function.sy, function.sx),
-            (function.ph, function.pw),
-        )
-    )
+    if hasattr(f, "ksize"):
+        found = f.ksize, f.stride, f.pad
+    else:
+        found = (f.kh, f.kw), (f.sy, f.sx), (f.ph, f.pw)
     size, stride, pad = ((int(rows), int(columns)) for rows, columns in found)
     return size, stride, pad
 
