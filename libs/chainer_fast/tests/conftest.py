@@ -47,6 +47,7 @@ def by_cudnn(monkeypatch):
 
     from chainer_fast.repairs import cudnn as routes
 
+    monkeypatch.setenv("CHAINER_COMPAT_CUDNN", "1")
     for function, route in (
         (convolution_2d.Convolution2DFunction, routes.convolve),
         (convolution_2d.Convolution2DGradW, routes.correlate),
