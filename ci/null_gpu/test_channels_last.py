@@ -1,11 +1,4 @@
-<<<<<<< ours
 """Networks stay channels last from the first convolution to the loss, with the real CuPy."""
-=======
-"""Filters that lie channels last, by CuPy itself: strides, snapshots, what optimizers keep.
-
-A stand-in for cuDNN computes, in the host memory that the null GPU has for a GPU's.
-"""
->>>>>>> theirs
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters that lie channels last, by CuPy itself: strides, snapshots, copies, what optimizers keep.
+"""Filters that lie channels last, by CuPy itself: strides, snapshots, what optimizers keep.
 
 A stand-in for cuDNN computes, in the host memory that the null GPU has for a GPU's.
 """
