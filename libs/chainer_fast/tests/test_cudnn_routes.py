@@ -183,6 +183,16 @@ def test_channels_last_images_and_filters_stay_so(starts, runner, cudnn):
     assert bool(runner.gpu.copied) == starts
 
 
+@pytest.mark.parametrize("dtype, times", [("float16", 1), ("float32", 0)])
+def test_a_kernel_of_our_own_adds_the_bias_of_channels_last_images(dtype, times, runner):
+    """CuPy's would move one element at a time."""
+    added = []
+    runner.gpu.add_bias = lambda images, bias: added.append(images.shape)
+    with chainer.using_config("compute_mode", layout.MODE):
+        F.convolution_2d(*of(dtype, *draw((2, 8, 6, 5), (8, 8, 3, 3), 8)))
+    assert added == [(2, 8, 4, 3)] * times
+
+
 COPIES = {
     # The first to be computed, of dtype float16: is x, is w channels last; the mode; copies; y?
     "nothing asks for it": (False, False, None, 0, False),

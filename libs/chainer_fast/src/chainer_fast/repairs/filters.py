@@ -25,11 +25,9 @@ def lay_out_filters(module: ModuleType) -> None:
         if isinstance(array, cuda.ndarray) and layout.is_wanted(array.dtype):
             insist_on_cudnn()
             # Other variables exist for one step only.
-            if isinstance(W, chainer.Parameter):
+            if isinstance(W, chainer.Parameter) and not layout.flat(array).flags.c_contiguous:
                 with chainer.using_device(W.device):
-                    found = layout.converted(cuda.cupy, array)
-                if found is not array:
-                    W.array = found
+                    W.array = layout.converted(cuda.cupy, array)
         return original(x, W, *args, **kwargs)
 
 
