@@ -45,7 +45,7 @@ class Gpu:
         return int(array.data.ptr)
 
     def padded(self, images: Any, n_channels: int) -> Any:
-        """Return a channels-last copy of dense float16 images with more channels, all zeros."""
+        """Return a channels-last copy of float16 images, with more channels: zeros."""
         return self._kernels().padded(images, n_channels)
 
     def add_bias(self, images: Any, bias: Any) -> None:

@@ -45,7 +45,6 @@ class HostGpu(runner.Gpu):
         return array.ctypes.data
 
     def padded(self, images, n_channels):
-        assert images.flags.c_contiguous or layout.is_channels_last(images)
         found = layout.empty(np, (images.shape[0], n_channels, *images.shape[2:]), images.dtype)
         found[...] = 0
         found[:, : images.shape[1]] = images

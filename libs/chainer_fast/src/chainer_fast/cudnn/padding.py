@@ -30,10 +30,10 @@ def run(runner: Runner, problem: Convolution, first: Any, second: Any) -> Any:
     wide = padded(problem)
     if wide is problem:
         return runner.run(problem, first, second)
-    first = _pad(runner, first)
+    pad = runner.gpu.padded
     if wide.computes == "y":
-        return runner.run(wide, first, _pad(runner, second))
-    result = runner.run(wide, first, second)
+        return runner.run(wide, pad(first, CHANNELS), pad(second, CHANNELS))
+    result = runner.run(wide, pad(first, CHANNELS), second)
     if result is None:
         return None
     return layout.shaped(runner.gpu.copy(layout.flat(result)[..., : problem.w[1]]))
@@ -41,7 +41,7 @@ def run(runner: Runner, problem: Convolution, first: Any, second: Any) -> Any:
 
 def padded(problem: Convolution) -> Convolution:
     """Return a problem that has the same solution and more channels, or the problem itself."""
-    # cuDNN itself is as good at images as results.
+    # Padding a result gains nothing.
     if not problem.channels_last or problem.computes == "x":
         return problem
     if problem.groups > 1 or problem.x[1] >= CHANNELS:
@@ -50,8 +50,3 @@ def padded(problem: Convolution) -> Convolution:
     filters, _, *window = problem.w
     wide = problem._replace(x=(n, CHANNELS, *size), w=(filters, CHANNELS, *window))
     return wide if wide.is_possible else problem
-
-
-def _pad(runner: Runner, array: Any) -> Any:
-    dense = runner.readable(array, channels_last=layout.is_channels_last(array))
-    return runner.gpu.padded(dense, CHANNELS)
