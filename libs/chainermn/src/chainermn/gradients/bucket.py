@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
+from chainermn.channels_last import as_shaped, as_stored, is_channels_last
 from chainermn.gradients.batched_copy import BatchedCopy
 from chainermn.transport.collectives import Collectives
 from chainermn.transport.gpu.device import on_gpu, the_gpu
@@ -139,7 +140,7 @@ def gpu_zeros(n: int, dtype: np.dtype[Any]) -> Array:
 
 
 def flat_gradients(parameters: Sequence[chainer.Parameter]) -> list[Array]:
-    """Give each parameter its own contiguous, writable gradient array; return flat views.
+    """Give each parameter its own writable gradient, laid as it is; return flat views of memory.
 
     The backward of an addition passes the same array to both operands, so that reducing in place
     would reduce it twice. The backward of a broadcast passes a read-only view of fewer elements.
@@ -147,14 +148,16 @@ def flat_gradients(parameters: Sequence[chainer.Parameter]) -> list[Array]:
     owners: set[int] = set()
     flat = []
     for parameter in parameters:
-        gradient = parameter.grad
-        owner = _owner(gradient)
-        flags = gradient.flags
+        is_last = is_channels_last(parameter.array)
+        stored = as_stored(parameter.grad, is_last)
+        owner = _owner(stored)
+        flags = stored.flags
         is_usable = flags.c_contiguous and getattr(flags, "writeable", True)  # CuPy has no flag
         if id(owner) in owners or not is_usable:
-            parameter.grad = owner = gradient = gradient.copy(order="C")
+            owner = stored = stored.copy(order="C")
+            parameter.grad = as_shaped(stored, is_last)
         owners.add(id(owner))
-        flat.append(gradient.reshape(-1))
+        flat.append(stored.reshape(-1))
     return flat
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import chainer
 import numpy as np
 
+from chainermn.channels_last import as_shaped, as_stored, is_channels_last
 from chainermn.compression.compression import Compression, Means, Tensor
 from chainermn.compression.memory import LOSS_SCALE, Memory
 from chainermn.gradients.bucket import Bucket
@@ -142,6 +143,8 @@ class Compressor:
 class CompressedBucket:
     """Gradients that a compression exchanges together; see `Bucket` for the rest.
 
+    It works on them in Chainer's order, which its memory in snapshots has too.
+
     ``may_be_discarded`` tells whether gradients may still change during the exchange.
     """
 
@@ -167,7 +170,8 @@ class CompressedBucket:
         ):
             in_place = not self._may_be_discarded and parameter._loss_scale is None
             memory.start(parameter._loss_scale, in_place)
-            self._tensors.append(Tensor(name, gradient, memory))
+            in_order = _shaped(gradient, parameter).reshape(-1)
+            self._tensors.append(Tensor(name, in_order, memory))
 
     def exchange(self, collectives: Collectives) -> Steps:
         """Average the gradients over the ranks."""
@@ -188,15 +192,16 @@ class CompressedBucket:
     def scatter(self, gradients: Sequence[Array]) -> None:
         """Write the means into the gradients."""
         with np.errstate(all="ignore"):
-            for write, gradient, (_, memory) in zip(
-                self._means.write, gradients, self._memories, strict=True
+            for write, gradient, parameter, (_, memory) in zip(
+                self._means.write, gradients, self._parameters, self._memories, strict=True
             ):
-                if gradient.dtype == memory.dtype:
+                shaped = _shaped(gradient, parameter)
+                if gradient.dtype == memory.dtype and shaped.flags.c_contiguous:
                     write(gradient)
                 else:
                     mean = memory.zeros(gradient.size)
                     write(mean)
-                    gradient[...] = mean
+                    shaped[...] = mean.reshape(shaped.shape)
 
     @property
     def is_finite(self) -> bool:
@@ -212,3 +217,9 @@ class CompressedBucket:
         """Discard the exchange, whose means are useless."""
         for _, memory in self._memories:
             memory.discard()
+
+
+def _shaped(flat: Array, parameter: chainer.Parameter) -> Array:
+    """Return a view of a flat gradient with the parameter's shape."""
+    is_last = is_channels_last(parameter.array)
+    return as_shaped(flat.reshape(as_stored(parameter.array, is_last).shape), is_last)

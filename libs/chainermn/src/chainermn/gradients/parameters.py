@@ -20,6 +20,7 @@ from chainermn.agreement import (
     raise_errors_of,
     unpack,
 )
+from chainermn.channels_last import as_shaped, as_stored, is_channels_last
 from chainermn.gradients.step import Step
 from chainermn.gradients.wire_dtype import why_not_on_gpu
 from chainermn.transport.gpu.device import on_gpu, the_gpu
@@ -38,6 +39,7 @@ class Description(NamedTuple):
     dtype: np.dtype[Any] | None
     on_gpu: bool
     has_grad: bool
+    channels_last: bool
 
     def __str__(self) -> str:
         if self.shape is None:
@@ -126,7 +128,8 @@ class Proposal:
             return Agreement(step)
         if not is_equal or isinstance(own, InputError):
             check_equal(mpi_comm, self._settings, "multi_node_mean_grad")
-            _gather_descriptions(mpi_comm, own, "multi_node_mean_grad")
+            everywhere = _gather_descriptions(mpi_comm, own, "multi_node_mean_grad")
+            own = self._own = self._laid_alike(everywhere)
         if self._is_debug:
             _check_finite(mpi_comm, self._pairs)
         parameters = self._parameters()
@@ -145,6 +148,24 @@ class Proposal:
         if is_open or isinstance(own, InputError):
             return Agreement(step)
         return Agreement(step, self._parameters(), own)
+
+    def _laid_alike(
+        self, everywhere: Sequence[tuple[Description, ...]]
+    ) -> tuple[Description, ...]:
+        """Lay parameters channels last that lie so on any rank; return the new descriptions.
+
+        Ranks without data have not run the convolutions that change the order.
+        """
+        found = []
+        for (_, parameter), described in zip(
+            self._pairs, zip(*everywhere, strict=True), strict=True
+        ):
+            is_last = any(each.channels_last for each in described)
+            if is_last and not is_channels_last(parameter.array):
+                stored = as_stored(parameter.array, True).copy(order="C")
+                parameter.array = as_shaped(stored, True)
+            found.append(described[0]._replace(channels_last=is_last))
+        return tuple(found)
 
     def _parameters(self) -> list[chainer.Parameter]:
         """Return the parameters whose gradients are exchanged, each once; no rank had an error."""
@@ -184,10 +205,12 @@ def bcast_parameters(
         source = described[owner]
         if parameter.array is None:
             parameter.initialize(source.shape)
-        values = _contiguous(parameter.array, source)
+        is_last = any(each.channels_last for each in described)
+        stored = as_stored(parameter.array, is_last)
+        values = _contiguous(stored, source)
         transport_of(values).bcast(values.reshape(-1), owner)
-        if values is not parameter.array:
-            parameter.array = values
+        if values is not stored:
+            parameter.array = as_shaped(values, is_last)
 
 
 def check_overflow(mpi_comm: MPI.Intracomm, model: chainer.Link, largest: float) -> None:
@@ -244,9 +267,10 @@ def _describe_all(
 def _describe(name: str, parameter: chainer.Parameter, *, assume_grad: bool) -> Description:
     array = parameter.array
     if array is None:
-        return Description(name, None, None, False, False)
+        return Description(name, None, None, False, False, False)
     has_grad = assume_grad or parameter.grad is not None
-    return Description(name, array.shape, array.dtype, on_gpu(array), has_grad)
+    is_last = is_channels_last(array)
+    return Description(name, array.shape, array.dtype, on_gpu(array), has_grad, is_last)
 
 
 def _not_finite(pairs: list[tuple[str, chainer.Parameter]]) -> list[str]:
@@ -280,13 +304,18 @@ def _gather_descriptions(
     *,
     uninitialized_matches: bool = False,
 ) -> list[tuple[Description, ...]]:
-    """Return the descriptions of all ranks, or raise an error about the first difference."""
+    """Return the descriptions of all ranks, or raise an error about the first difference.
+
+    In memory, parameters may lie differently.
+    """
     everywhere = mpi_comm.allgather(own)
     raise_errors_of(dict(enumerate(everywhere)), where)
     for described in zip_longest(*everywhere):
         present = [d for d in described if d is not None]
         compared = [
-            d for d in present if not (uninitialized_matches and d.shape is None)
+            d._replace(channels_last=False)
+            for d in present
+            if not (uninitialized_matches and d.shape is None)
         ] or present[:1]
         if len(present) == len(described) and len({d.name for d in described}) == 1:
             if len(set(compared)) == 1:

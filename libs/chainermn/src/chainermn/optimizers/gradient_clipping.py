@@ -8,6 +8,7 @@ import chainer
 import numpy as np
 
 from chainermn.arguments import check_communicator
+from chainermn.channels_last import as_stored, is_channels_last
 from chainermn.communicators.communicator_base import CommunicatorBase
 
 
@@ -74,7 +75,7 @@ class GradientClipping:
 
 def _flat(parameter: Any) -> Any:
     """Return a gradient without its loss scale, of shape (n,); a copy only if necessary."""
-    gradient = parameter.grad.ravel()
+    gradient = as_stored(parameter.grad, is_channels_last(parameter.grad)).ravel()
     gradient = gradient.astype(np.promote_types(gradient.dtype, np.float32), copy=False)
     scale = parameter._loss_scale
     if hasattr(scale, "astype"):  # in a step that a CUDA graph records, it is in GPU memory

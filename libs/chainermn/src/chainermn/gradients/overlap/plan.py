@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 from chainer.variable import VariableNode
 
+from chainermn.channels_last import as_stored, is_channels_last
 from chainermn.gradients.bucket import flat_gradients
 from chainermn.gradients.buckets import Limits, Wire, make_buckets
 from chainermn.gradients.overlap.progress import ProgressEngine
@@ -159,7 +160,7 @@ class EarlyExchange:
         gradient = self._given[parameter.node].gradient
         if gradient is None:
             gradient = np.zeros_like(parameter.array)  # CuPy's, if the parameter is in GPU memory
-        return gradient.reshape(-1)
+        return as_stored(gradient, is_channels_last(parameter.array)).reshape(-1)
 
 
 class _Given(NamedTuple):
@@ -167,5 +168,5 @@ class _Given(NamedTuple):
     read_only: Array | None  # the view that replaces it in its parameter for now
 
 
-def _places(parameters: Sequence[chainer.Parameter]) -> dict[VariableNode, bool]:
-    return {parameter.node: on_gpu(parameter.array) for parameter in parameters}
+def _places(parameters: Sequence[chainer.Parameter]) -> dict[VariableNode, tuple[bool, bool]]:
+    return {p.node: (on_gpu(p.array), is_channels_last(p.array)) for p in parameters}
