@@ -7,6 +7,7 @@ over the ranks. Numbers of elements are summed too, so batches may differ in siz
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import Any, Literal
@@ -17,6 +18,7 @@ import numpy as np
 from chainer import backend
 
 from chainermn.agreement import InputError, attempt
+from chainermn.channels_last import as_shaped, as_stored, is_channels_last
 from chainermn.communicators.communicator_base import CommunicatorBase
 from chainermn.functions.collective_communication import allreduce
 from chainermn.functions.variables import as_variable
@@ -79,7 +81,7 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
         total, count = self._add_up_with_count(x)
         mean = total / count
         y = x - mean[self._expand]
-        squares = xp.square(y).sum(axis=self.axis).astype(self._dtype, copy=False)
+        squares = _sum(xp.square(y), self.axis, y.dtype).astype(self._dtype, copy=False)
         var = self.comm.add_up(squares) / count
         inv_std = 1 / xp.sqrt(var + self.eps)
         self._count, self._mean, self._inv_std = count, mean, inv_std
@@ -103,7 +105,7 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
         have to wait for the GPU.
         """
         xp = backend.get_array_module(x)
-        total = x.sum(axis=self.axis, dtype=np.result_type(x.dtype, self._dtype))
+        total = _sum(x, self.axis, np.result_type(x.dtype, self._dtype))
         own_count = math.prod(x.shape[i] for i in self.axis)
         packed = xp.empty_like(total, self._dtype, shape=total.size + 1)
         packed[:-1] = total.ravel()
@@ -127,8 +129,8 @@ class MultiNodeBatchNormalization(chainer.FunctionNode):
         x_hat = x - self._mean[expand]
         x_hat *= self._inv_std[expand]
         sums = xp.empty_like(self._mean, self._dtype, shape=(2, *self._mean.shape))
-        sums[0] = (gy * x_hat).sum(axis=self.axis, dtype=self._dtype)
-        sums[1] = gy.sum(axis=self.axis, dtype=self._dtype)
+        sums[0] = _sum(gy * x_hat, self.axis, self._dtype)
+        sums[1] = _sum(gy, self.axis, self._dtype)
         ggamma, gbeta = self.comm.add_up(sums)
         gx = x_hat
         gx *= (ggamma / -count)[expand]
@@ -242,9 +244,12 @@ def multi_node_batch_normalization(
     checked = attempt(lambda: _check(x, gamma, beta, axis))
     error = checked if isinstance(checked, InputError) else None
     comm.agree_to_add_up(getattr(gamma, "array", gamma), error, "multi_node_batch_normalization")
-    inputs, axes = checked  # type: ignore[misc]  # an InputError has been raised
+    (x, gamma, beta), axes = checked  # type: ignore[misc]  # an InputError has been raised
+    is_last = set(axes) == {0, 2, 3} and is_channels_last(x.array)
+    if is_last:
+        x, axes = as_stored(x, True), (0, 1, 2)
     node = MultiNodeBatchNormalization(comm, eps, running_mean, running_var, decay, axes)
-    return node.apply(inputs)[0]
+    return as_shaped(node.apply((x, gamma, beta))[0], is_last)
 
 
 def _check(
@@ -270,6 +275,26 @@ def _check(
         kinds = ", ".join(str(type(variable.array)) for variable in inputs)
         raise TypeError(f"expected x, gamma and beta in the same memory, got {kinds}")
     return inputs, axes
+
+
+def _sum(x: Any, axes: tuple[int, ...], dtype: Any) -> Any:
+    """Return the sums over some axes.
+
+    A GPU adds up rows of channels with few of its processors. So each of many groups of rows is
+    added up first.
+    """
+    n_rows = math.prod(x.shape[: len(axes)])
+    if len(axes) < 2 or sorted(axes) != list(range(len(axes))) or n_rows == 0:
+        return x.sum(axis=axes, dtype=dtype)
+    n_groups = _n_groups(n_rows)
+    groups = x.reshape(n_groups, n_rows // n_groups, *x.shape[len(axes) :])
+    return groups.sum(axis=1, dtype=dtype).sum(axis=0)
+
+
+@functools.cache
+def _n_groups(n_rows: int) -> int:
+    """Return the largest divisor of at most 1024."""
+    return next(n for n in range(1024, 0, -1) if n_rows % n == 0)
 
 
 def _check_count(count: float) -> None:
