@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from chainermn.profiling.report import report
-from chainermn.profiling.timeline import trace
+from chainermn.profiling.timeline import conversions, trace
 from chainermn.profiling.timeline.clocks import Clock, Offset
 from chainermn.profiling.timeline.trace import Recorded
 from chainermn.spans import MAIN, Span
@@ -93,6 +93,36 @@ def test_the_first_of_many_iterations_is_left_out(tmp_path: Path) -> None:
     assert result.output.splitlines()[2].split()[:2] == ["0", "10.00"]
 
 
+def test_functions_that_undo_channels_last(tmp_path: Path) -> None:
+    def with_marks(rank: int, marks: list[tuple[int, str, str]]) -> Recorded:
+        found = recorded(rank, late=0)
+        spans = [
+            Span(conversions.NAME, MAIN, at * MS, at * MS, {"function": function, "link": link})
+            for at, function, link in marks
+        ]
+        return found._replace(spans=[*found.spans, *spans])
+
+    tile, relu = ("Tile", "/block/conv"), ("ReLU", "")
+    ranks = [
+        with_marks(0, [(1020, *tile), (1030, *tile), (1120, *tile), (1130, *tile)]),
+        # Between iterations, nothing counts; 1,300 is after the last one.
+        with_marks(1, [(1020, *tile), (1030, *tile), (1020, *relu), (1300, *relu)]),
+    ]
+    trace.write(tmp_path / "trace.json", ranks)
+    result = run(tmp_path / "trace.json")
+    start = "- undoes channels last, so the next convolution converts: "
+    assert [line for line in result.output.splitlines() if line.startswith(start)] == [
+        f"{start}Tile in /block/conv (1.5 times per iteration)",
+        f"{start}ReLU (0.25 times per iteration)",
+    ]
+    text = (tmp_path / "trace.json").read_text()
+    for old, new in (('"Tile"', "3"), ('"Tile"', '"\\u001b"'), ('"link"', '"other"')):
+        assert old in text
+        (tmp_path / "wrong.json").write_text(text.replace(old, new))
+        result = run(tmp_path / "wrong.json")
+        assert (result.exit_code, result.stdout) == (1, "")
+
+
 def test_a_picture(tmp_path: Path) -> None:
     trace.write(tmp_path / "trace.json", [recorded(0, late=0), recorded(1, late=20)])
     result = run(tmp_path / "trace.json", "--picture", tmp_path / "ranks.svg")
@@ -162,7 +192,7 @@ def test_other_forms_are_refused_in_one_line(tmp_path: Path) -> None:
 
 READ = """
 import resource, sys
-from chainermn.profiling.timeline import trace
+from chainermn.profiling.timeline import conversions, trace
 
 trace.MOST_BYTES = 1 << 26  # to be quicker
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))

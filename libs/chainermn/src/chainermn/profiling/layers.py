@@ -11,6 +11,8 @@ from typing import Any
 import chainer
 
 from chainermn import spans
+from chainermn.channels_last import is_channels_last
+from chainermn.profiling.timeline import conversions
 
 
 @contextlib.contextmanager
@@ -55,11 +57,26 @@ class _Functions(chainer.FunctionHook):
         self._owners: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         # Spans of running backwards, innermost last, since F.forget runs another backward inside.
         self._open: list[AbstractContextManager[Any]] = []
+        # The last function, if it got images channels last. It has no results yet when it ends.
+        self._last: Any = None
+
+    def forward_preprocess(self, function: Any, in_data: Any) -> None:
+        self._look_at_results()
 
     def forward_postprocess(self, function: Any, in_data: Any) -> None:
         self._owners[function] = self._links.innermost
+        if any(is_channels_last(array) for array in in_data if array is not None):
+            self._last = function
+
+    def _look_at_results(self) -> None:
+        function, self._last = self._last, None
+        nodes = [reference() for reference in getattr(function, "outputs", None) or ()]
+        variables = [node.get_variable_or_none() for node in nodes if node is not None]
+        if any(_undoes(each.array) for each in variables if each is not None):
+            conversions.record(conversions.Conversion(function.label, self._owners[function]))
 
     def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
+        self._look_at_results()
         owner = self._owners.get(function, "")
         measured = spans.span(f"{owner}: {function.label}" if owner else function.label)
         self._open.append(measured)
@@ -67,3 +84,11 @@ class _Functions(chainer.FunctionHook):
 
     def backward_postprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
         self._open.pop().__exit__(None, None, None)
+
+
+def _undoes(array: Any) -> bool:
+    """Tell whether an array holds images that could lie channels last, but do not."""
+    if array.ndim != 4 or is_channels_last(array):
+        return False
+    _, n_channels, height, width = array.shape
+    return bool(n_channels > 1 and height * width > 1)

@@ -8,7 +8,7 @@ import click
 
 from chainermn import spans
 from chainermn.files import optional_path
-from chainermn.profiling.timeline import chart, trace
+from chainermn.profiling.timeline import chart, conversions, trace
 from chainermn.profiling.timeline.iterations import iterations_of
 from chainermn.profiling.timeline.summary import summarize
 
@@ -33,10 +33,11 @@ def report(file: Path, picture: Path | None) -> None:
         timeline = trace.read(file)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    found = [
-        iterations_of([span for span in track if span.track == spans.MAIN])
+    tracks = [
+        [span for span in track if span.track == spans.MAIN]
         for _, track in sorted(timeline.spans.items())
     ]
+    found = [iterations_of(track) for track in tracks]
     for rank, iterations in enumerate(found):
         if not iterations:
             raise click.ClickException(
@@ -54,6 +55,11 @@ def report(file: Path, picture: Path | None) -> None:
     from chainermn.profiling.timeline.table import print_table
 
     print_table(summary, title)
+    for conversion, n in conversions.per_iteration(tracks).items():
+        click.echo(
+            f"- undoes channels last, so the next convolution converts: {conversion} "
+            f"({n:g} times per iteration)"
+        )
     if picture is not None:
         try:
             chart.draw(summary, picture, title)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from chainermn import spans
 from chainermn.files import check_form, parse_json, read_bytes
+from chainermn.profiling.timeline import conversions
 from chainermn.profiling.timeline.clocks import Clock
 from chainermn.profiling.timeline.waiting import Call, waits
 from chainermn.spans import Span
@@ -138,6 +139,9 @@ def _timeline_of(content: dict[str, Any]) -> Timeline:
             if "stream" in details:
                 check_form(details, _CALL, "content", "traceEvents", i)
                 _check_printable(details["stream"])
+            if event["name"] == conversions.NAME:
+                check_form(details, conversions.FORM, "content", "traceEvents", i)
+                _check_printable(details["function"], details["link"])
             if event["name"] == "iteration" and not event["dur"]:
                 raise ValueError(f"event {i} is an iteration that takes no time")
             rank, thread = event["pid"], event["tid"]
