@@ -181,6 +181,26 @@ def test_gradients_that_share_memory_or_are_in_pieces(stand_in: Any, name: str) 
 
 
 @pytest.mark.mpi(2, 3)
+@pytest.mark.parametrize("name", ["naive", "pure_nccl"])
+def test_gradients_that_lie_channels_last(stand_in: Any, name: str) -> None:
+    comm = make(name)
+    stored = np.arange(24, dtype="f").reshape(2, 2, 2, 3)
+    model = chainer.Chain()
+    with model.init_scope():
+        model.a = chainer.Parameter(stand_in.to_gpu(stored + comm.rank).transpose(0, 3, 1, 2))
+    gradient = stand_in.to_gpu(stored + comm.rank).transpose(0, 3, 1, 2)
+    model.a.grad = gradient
+    comm.multi_node_mean_grad(model)
+    comm.bcast_data(model)
+    assert model.a.grad is gradient
+    expected = (stored + (comm.size - 1) / 2).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+    np.testing.assert_array_equal(model.a.array, stored.transpose(0, 3, 1, 2))
+    assert model.a.array.transpose(0, 2, 3, 1).flags.c_contiguous
+    comm.finalize()
+
+
+@pytest.mark.mpi(2, 3)
 def test_some_parameters_in_host_memory(stand_in: Any) -> None:
     comm = make("pure_nccl")
     model = model_with(stand_in, {"a": np.full(3, comm.rank, "f"), "b": np.zeros(2, "f")})
