@@ -166,23 +166,13 @@ REPAIRS = (
             ),
         )
     ),
-    *(
-        Repair(
-            f"channels-last-{module.rpartition('.')[2].replace('_', '-')}",
-            f"chainer.functions.{module}",
-            "CuPy gives channels-last images C order",
-            cupy_is_14,
-            function,
-            option=CUDNN,
-        )
-        for module, function in (
-            *((module, channels_last.keep_layout) for module in channels_last.ELEMENTWISE),
-            ("array.concat", channels_last.keep_layout_of_concatenation),
-            (
-                "normalization.batch_normalization",
-                channels_last.keep_layout_of_normalization,
-            ),
-        )
+    Repair(
+        "channels-last-functions",
+        "chainer.functions",
+        "CuPy gives channels-last images C order",
+        cupy_is_14,
+        channels_last.keep_layout,
+        option=CUDNN,
     ),
     *(
         Repair(

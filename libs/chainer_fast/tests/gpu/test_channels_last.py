@@ -1,7 +1,8 @@
 """Functions keep images channels last on a GPU, and give what they give in float64 on the CPU."""
 
-import importlib
+import pkgutil
 
+import chainer
 import numpy as np
 import pytest
 
@@ -30,25 +31,22 @@ def kept(device, monkeypatch):
     """Let functions keep the layout, as ``CHAINER_COMPAT_CUDNN=1`` does."""
     device.use()
 
-    def repair(name, function, *methods):
-        module = importlib.import_module(f"chainer.functions.{name}")
-        for owner, method in methods:
-            owner = getattr(module, owner) if owner else module
-            if method in vars(owner):
-                monkeypatch.setattr(owner, method, getattr(owner, method))  # to be undone
-        function(module)
-
-    for name, owners in repairs.ELEMENTWISE.items():
-        methods = [(owner, method) for owner in owners for method in ("forward", "forward_gpu")]
-        repair(name, repairs.keep_layout, *methods)
-    repair("array.concat", repairs.keep_layout_of_concatenation, ("Concat", "forward"))
-    repair(
-        "normalization.batch_normalization",
-        repairs.keep_layout_of_normalization,
-        ("", "_apply_bn_fwd"),
-        ("GeneralBatchNormalizationImpl", "backward"),
-        ("FixedBatchNormalizationGrad", "forward"),
-    )
+    places = [
+        (f"{module}.{owner}", method)
+        for module, owners in repairs.ELEMENTWISE.items()
+        for owner in owners
+        for method in ("forward", "forward_gpu")
+    ]
+    places += [("array.concat.Concat", "forward")]
+    normalization = "normalization.batch_normalization"
+    places += [(f"{normalization}.GeneralBatchNormalizationImpl", "backward")]
+    places += [(f"{normalization}.FixedBatchNormalizationGrad", "forward")]
+    places += [(normalization, "_apply_bn_fwd")]
+    for place, method in places:
+        owner = pkgutil.resolve_name(f"chainer.functions.{place}")
+        if method in vars(owner):
+            monkeypatch.setattr(owner, method, getattr(owner, method))  # to be undone
+    repairs.keep_layout(chainer.functions)
     return device
 
 

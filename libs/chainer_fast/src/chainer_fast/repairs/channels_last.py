@@ -54,13 +54,18 @@ def array_type() -> type[Any]:
     return found
 
 
-def keep_layout(module: ModuleType) -> None:
-    """Let the elementwise functions of a module keep the layout."""
-    functions = ELEMENTWISE[module.__name__.removeprefix("chainer.functions.")]
-    for name, held in functions.items():
-        owner = getattr(module, name)
-        method = "forward_gpu" if "forward_gpu" in vars(owner) else "forward"
-        setattr(owner, method, elementwise(getattr(owner, method), held))
+def keep_layout(functions: ModuleType) -> None:
+    """Let elementwise functions, concatenation and batch normalization keep the layout."""
+    for path, owners in ELEMENTWISE.items():
+        module = importlib.import_module(f"{functions.__name__}.{path}")
+        for name, held in owners.items():
+            owner = getattr(module, name)
+            method = "forward_gpu" if "forward_gpu" in vars(owner) else "forward"
+            setattr(owner, method, elementwise(getattr(owner, method), held))
+    concat = importlib.import_module(f"{functions.__name__}.array.concat").Concat
+    concat.forward = concatenate(concat.forward)
+    name = f"{functions.__name__}.normalization.batch_normalization"
+    keep_layout_of_normalization(importlib.import_module(name))
 
 
 def elementwise(
@@ -95,13 +100,8 @@ def elementwise(
     return forward
 
 
-def keep_layout_of_concatenation(module: ModuleType) -> None:
-    """Let concatenation keep the layout; its gradients are views, which lie as what they show."""
-    module.Concat.forward = concatenate(module.Concat.forward)
-
-
 def concatenate(own: Forward, arrays_of: ArrayType = array_type) -> Forward:
-    """Return a ``forward`` of Concat that keeps the layout."""
+    """Return a ``forward`` of Concat that keeps the layout, as views for its gradients do."""
 
     @functools.wraps(own)
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
