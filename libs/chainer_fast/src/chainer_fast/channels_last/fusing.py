@@ -33,7 +33,7 @@ class _Between:
     number : int
         Number of the normalization in the step.
     normalization : Normalization
-        The normalization, whose result this is, or a part of it.
+        The normalization, whose result this is, or one addend of it.
     z : array or None
         The other part.
     is_read : bool

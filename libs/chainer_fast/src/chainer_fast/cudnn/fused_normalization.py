@@ -198,7 +198,7 @@ class Normalization:
         #: What was computed, and what it keeps for the gradients.
         self.then = Then.NOTHING
         self.kept: Any = None
-        #: Whether somebody besides ReLU needs a part of the result.
+        #: Whether somebody besides ReLU needs what the result is made from.
         self.is_shared = False
         self._gradients: tuple[Any, Any, Any] | None = None
 
