@@ -77,7 +77,7 @@ POOLING = {
     "max, without the rest": lambda x: F.max_pooling_2d(x, (3, 2), (1, 2), (0, 1), False),
     "means": lambda x: F.average_pooling_2d(x, (4, 2), np.int64(2), (2, 0)),
     "means of images": lambda x: F.average_pooling_2d(x, x.shape[2:]),
-    "means, nd": lambda x: F.average_pooling_nd(x, (4, 2), 2, (2, 0)),
+    "means, any dimension": lambda x: F.average_pooling_nd(x, (4, 2), 2, (2, 0)),
 }
 
 
