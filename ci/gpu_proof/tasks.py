@@ -31,6 +31,7 @@ _KERNELS, _TIMELINE = "(batched_copy or kernel)", "test_timeline"
 _OVERLAP, _BUFFERS = "overlap", "double_buffering"
 _MISSING = "missing_from_nccl"
 _GRAPHS, _STEPS_OF_RANKS = "(graphs or recordable)", "test_recorded_steps"
+_CHANNELS_LAST = "test_channels_last"
 _SANITIZER = "/usr/local/cuda/bin/compute-sanitizer"
 
 
@@ -167,10 +168,13 @@ def on_one_rank(processes: int) -> Iterator[Task]:
     ]
     title = "CUDA graphs: the numbers of eager steps, and what falls back"
     yield Task("graphs", title, graphs, 120, Lane.COMPUTE)
+    last = [tests(*together, FAST, only=_CHANNELS_LAST, seconds=120)]
+    title = "channels last: kernels, functions, and the first losses of ResNet-50"
+    yield Task("channels_last", title, last, 150, Lane.COMPUTE)
     computes = tests(*together, COMPUTE)
     title = "Chainer's functions and links"
     yield Task("compute", title, [computes], 150, Lane.COMPUTE, rehearsed=[computes])
-    fast = tests(*together, FAST, only=f"not {_GRAPHS}")
+    fast = tests(*together, FAST, only=f"not {_GRAPHS} and not {_CHANNELS_LAST}")
     title = "cuDNN, and kernels faster than Chainer's"
     yield Task("cudnn", title, [fast], 150, Lane.COMPUTE, rehearsed=[fast])
     # Other tests of the apps import packages that may be missing.
