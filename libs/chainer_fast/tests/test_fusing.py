@@ -8,15 +8,16 @@ from types import SimpleNamespace
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
-from chainer.backends import cuda
 from chainer.functions.activation.relu import ReLU
+from chainer.functions.connection import convolution_2d, deconvolution_2d
 from chainer.functions.math.basic_math import Add
 from chainer.functions.normalization import batch_normalization
 
 from chainer_fast.channels_last.fusing import Fused, Observed
-from chainer_fast.channels_last.layout import is_channels_last
+from chainer_fast.channels_last.layout import MODE, is_channels_last
 from chainer_fast.cudnn import fused_normalization, normalization
 from chainer_fast.cudnn import runner as runners
 from chainer_fast.cudnn.fused_normalization import Then
@@ -31,7 +32,6 @@ ALONE, WITH_RELU, WITH_ADDITION = "batchnorm_0", "batchnorm_1", "batchnorm_2"
 def computed(stand_in, monkeypatch):
     """Send functions in host memory to the stand-in; return a function that tells what it did."""
     monkeypatch.setattr(chainer.global_config, "use_ideep", "never")
-    monkeypatch.setattr(cuda, "cupy", np)
     monkeypatch.setattr(chainer.Variable, "array", chainer.Variable.array)
     for owner, name in ((ReLU, "forward_gpu"), (ReLU, "backward"), (Add, "forward")):
         monkeypatch.setattr(owner, name, getattr(owner, name.replace("gpu", "cpu")))
@@ -52,6 +52,7 @@ def computed(stand_in, monkeypatch):
         cudnn.log.clear()
         return [name for name in found if name.startswith("batchnorm")]
 
+    names.runner = runner
     return names
 
 
@@ -360,3 +361,66 @@ def test_any_net_with_any_plan(seed, computed):
     any_plan = {k: Then(random.randint(1, 3)) for k in range(4) if random.randint(3)}
     for step in (*both_ways(plan), *both_ways(any_plan)):
         compare(net, step.step)
+
+
+class Net(chainer.Chain):
+    """A small ResNet."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Convolution2D(3, 8, 3, 2, 1, nobias=True)
+            self.convs = chainer.ChainList(*(L.Convolution2D(8, 8, 3, pad=1) for _ in range(2)))
+            self.normalize = chainer.ChainList(*(L.BatchNormalization(8) for _ in range(3)))
+            self.last = L.Linear(8, 5)
+
+    def forward(self, x, t):
+        x = F.relu(self.normalize[0](self.first(x)))
+        h = F.relu(self.normalize[1](self.convs[0](x)))
+        x = F.relu(self.normalize[2](self.convs[1](h)) + x)
+        return F.softmax_cross_entropy(self.last(F.mean(x, axis=(2, 3))), t)
+
+
+def losses(dtype, values, steps):
+    """Return the losses of some steps of training from the same values."""
+    random = np.random.default_rng(0)
+    with chainer.using_config("dtype", dtype):
+        model = Net()
+    for name, parameter in model.namedparams():
+        parameter.array[...] = values[name]
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
+    optimizer.use_fp32_update()
+    x = random.normal(size=(6, 3, 8, 8)).astype(np.float16)
+    x, t = x.astype(model.first.W.dtype), random.integers(0, 5, 6).astype("i")
+    found = []
+    for step in steps:
+        with step:
+            loss = model(x, t)
+            model.cleargrads()
+            loss.backward(loss_scale=128)
+        optimizer.loss_scaling(scale=128)
+        optimizer.update()
+        found.append(float(loss.array))
+    return found
+
+
+def test_the_first_losses_of_training(computed, monkeypatch):
+    for function, route in (
+        (convolution_2d.Convolution2DFunction, routes.convolve),
+        (convolution_2d.Convolution2DGradW, routes.correlate),
+        (deconvolution_2d.Deconvolution2DFunction, routes.deconvolve),
+    ):
+        forward = route(function.forward_cpu, lambda: computed.runner)
+        monkeypatch.setattr(function, "forward_cpu", forward)
+    values = {name: p.array.astype(np.float16) for name, p in Net().namedparams()}
+    expected = losses(np.float64, values, [contextlib.nullcontext()] * 10)
+    observed = Observed()
+    with chainer.using_config("compute_mode", MODE):
+        first = losses(chainer.mixed16, values, [observed.step()])
+        plan = observed.plan()
+        assert plan == {0: Then.RELU, 1: Then.RELU, 2: Then.ADD_RELU}
+        steps = [Fused(plan, leaves_out=True).step() for _ in range(10)]
+        found = losses(chainer.mixed16, values, steps)
+    assert expected[0] > 1.3 * expected[-1]
+    np.testing.assert_allclose(found, expected, rtol=1e-2)
+    np.testing.assert_allclose(first, expected[:1], rtol=1e-2)

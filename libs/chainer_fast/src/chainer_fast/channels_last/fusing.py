@@ -196,7 +196,7 @@ class Fused(_Step):
         if self._expected is None:
             return compute()
         between, z = self._expected
-        xp = chainer.backends.cuda.cupy
+        xp = chainer.backend.get_array_module(z)
         y = empty(xp, z.shape, z.dtype) if self._leaves_out else compute()
         self._note(y, _Between(between.number, between.normalization, converted(xp, z)))
         return y
@@ -252,7 +252,8 @@ class Fused(_Step):
             between.normalization.launch(y=array)
         else:
             y = between.normalization.launch()
-            chainer.backends.cuda.cupy.add(flat(y), flat(between.z), out=flat(array))
+            xp = chainer.backend.get_array_module(y)
+            xp.add(flat(y), flat(between.z), out=flat(array))
 
     def _finish_all(self) -> None:
         for reference, between in list(self._between.values()):
