@@ -59,7 +59,8 @@ def load(dataset: str, directory: str | None, size: int) -> tuple[np.ndarray, np
 @chainer.dataset.converter()
 def to_pixels(images: list[np.ndarray], device: chainer.backend.Device) -> Any:
     """Return a batch for the networks: from -1 for black to 1 for white, on a device."""
-    return device.send(np.stack(images).astype(chainer.get_dtype()) / 127.5 - 1)
+    dtype = chainer.get_dtype(map_mixed16=np.float16)
+    return device.send(np.stack(images).astype(dtype) / 127.5 - 1)
 
 
 def digest(images: np.ndarray) -> str:

@@ -2,8 +2,8 @@
 
 It is the Frechet distance of M. Heusel et al., "GANs Trained by a Two Time-Scale Update Rule
 Converge to a Local Nash Equilibrium", NIPS 2017. There, a large network that knows photographs
-describes the images. Here, a small one does, which is trained on the data at hand. So compare the
-numbers only for the same data.
+describes the images. Here, a small one does, which is trained on the data at hand, in float32
+whatever the dtype of the generator is. So compare the numbers only for the same data.
 """
 
 from pathlib import Path
@@ -57,7 +57,7 @@ class FeatureNetwork(chainer.Chain):
     def describe(self, images: np.ndarray) -> np.ndarray:
         """Return the features of images of uint8, in float64."""
         found = []
-        with chainer.no_backprop_mode():
+        with chainer.no_backprop_mode(), chainer.using_config("dtype", np.float32):
             for i in range(0, len(images), BATCHSIZE):
                 pixels = to_pixels(images[i : i + BATCHSIZE], self.device)
                 found.append(chainer.backends.cuda.to_cpu(self(pixels).array))
@@ -164,7 +164,8 @@ class Reference(NamedTuple):
 
 def create_reference(train: np.ndarray, validation: np.ndarray, folder: Path) -> Reference:
     """Train or load the network in a folder, and describe the validation images by it."""
-    network = load_features(folder, train)
+    with chainer.using_config("dtype", np.float32):
+        network = load_features(folder, train)
     real = Gaussian.fit(network.describe(validation))
     shape = N_GENERATED, *train.shape[1:]
     noise = np.random.RandomState(0).randint(256, size=shape).astype(np.uint8)
@@ -198,7 +199,7 @@ class DistanceEvaluator(chainermn.extensions.GenericMultiNodeEvaluator):
         device: chainer.backend.Device,
     ) -> None:
         shape = N_GENERATED // BATCHSIZE, BATCHSIZE, N_LATENT
-        latents = np.random.RandomState(0).standard_normal(shape).astype(chainer.get_dtype())
+        latents = np.random.RandomState(0).standard_normal(shape)
         # If a rank takes every size-th batch, results arrive in the same order for any size.
         own = latents[comm.rank :: comm.size]
         iterator = chainer.iterators.SerialIterator(own, 1, repeat=False, shuffle=False)

@@ -125,7 +125,8 @@ def weights_of(channels: int, size: int, n_units: int) -> Iterator[tuple[str, tu
 
 def draw_latents(n: int, xp: ModuleType = np) -> np.ndarray:
     """Draw input for `Generator`, from the global random generator of NumPy or CuPy."""
-    return xp.random.standard_normal((n, N_LATENT)).astype(chainer.get_dtype())
+    dtype = chainer.get_dtype(map_mixed16=np.float16)
+    return xp.random.standard_normal((n, N_LATENT)).astype(dtype)
 
 
 def generate(generator: Generator, latents: np.ndarray) -> np.ndarray:
@@ -135,16 +136,17 @@ def generate(generator: Generator, latents: np.ndarray) -> np.ndarray:
     ----------
     generator : Generator
     latents : array, shape (n, N_LATENT)
-        Random numbers, on the device of the generator.
+        Random numbers of any dtype, on the device of the generator.
 
     Returns
     -------
     array of uint8, shape (n, channels, size, size)
         Images in host memory.
     """
+    latents = latents.astype(generator.project.W.dtype)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         pixels = chainer.backends.cuda.to_cpu(generator(latents).array)
-    return np.rint((pixels + 1) * 127.5).astype(np.uint8)
+    return np.rint((pixels.astype(np.float32) + 1) * 127.5).astype(np.uint8)
 
 
 def load_generator(path: Path, expected: tuple[int, ...] | None = None) -> Generator:

@@ -62,7 +62,7 @@ class Pictures(chainer.training.Extension):
     def __init__(self, generator: Generator, seed: int) -> None:
         latents = np.random.RandomState(seed).standard_normal((N_SHOWN, N_LATENT))
         self.generator = generator
-        self.latents = generator.xp.asarray(latents, chainer.get_dtype())
+        self.latents = generator.xp.asarray(latents)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         """Write ``pictures/epoch_N.png``."""

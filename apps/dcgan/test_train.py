@@ -265,6 +265,14 @@ def test_input_that_is_wrong_ends_all_ranks_with_one_line(
     assert not Path("trapped").exists()
 
 
+def test_error_for_channels_last_without_what_it_needs(app, monkeypatch, capsys):
+    monkeypatch.delenv("CHAINER_COMPAT_CUDNN", raising=False)
+    with pytest.raises(SystemExit, match="2"):
+        app.train.main(["--channels-last", "--gpu"])
+    message = "--channels-last needs --mixed16, CHAINER_COMPAT_CUDNN=1\n"
+    assert capsys.readouterr().err.endswith(message)
+
+
 # The updater
 
 
@@ -290,7 +298,8 @@ def test_steps_are_those_of_one_process_on_all_batches(app, overlap, monkeypatch
     monkeypatch.setattr(app.train.data, "to_pixels", convert)
     create_optimizer = partial(chainermn.create_multi_node_optimizer, overlap=overlap)
     monkeypatch.setattr(chainermn, "create_multi_node_optimizer", create_optimizer)
-    args = SimpleNamespace(unit=4, lr=0.01, seed=0, batchsize=batchsize, epoch=1, out="unused")
+    args = SimpleNamespace(unit=4, lr=0.01, seed=0, batchsize=batchsize, epoch=1, mixed16=False)
+    args.out = "unused"
     with chainer.using_config("dtype", np.float64):
         np.random.seed(0)
         trainer = app.train.create_trainer(args, comm, chainer.get_device("@numpy"), images)
@@ -313,6 +322,46 @@ def test_steps_are_those_of_one_process_on_all_batches(app, overlap, monkeypatch
         assert sorted(found) == sorted(wanted)
         for key in wanted:
             np.testing.assert_allclose(found[key], wanted[key], 1e-9, 1e-12, err_msg=name + key)
+
+
+@pytest.mark.mpi(2, timeout=LIMIT)
+def test_mixed_precision(app, tmp_path, monkeypatch):
+    args = SimpleNamespace(unit=4, lr=0.01, seed=0, batchsize=5, epoch=1, mixed16=True)
+    args.out = "unused"
+    comm = chainermn.create_communicator("naive")
+    images = np.random.RandomState(1).randint(256, size=(40, 1, 8, 8)).astype(np.uint8)
+    shortly = partial(app.evaluation.train_features, steps=2)
+    monkeypatch.setattr(app.evaluation, "train_features", shortly)
+    expected = app.evaluation.create_reference(images, images, tmp_path / "float32")
+
+    chainer.global_config.dtype = chainer.mixed16
+    trainer = app.train.create_trainer(args, comm, chainer.get_device("@numpy"), images)
+    networks = [each.target for each in trainer.updater.get_all_optimizers().values()]
+    weights = [W for each in networks for name, W in each.namedparams() if name.endswith("/W")]
+    before = [W.array.copy() for W in weights]
+    for _ in range(2):  # the first one only distributes parameters
+        trainer.updater.update()
+    for W, earlier in zip(weights, before, strict=True):
+        assert W.dtype == np.float16
+        assert W.update_rule.state["m"].dtype == np.float32
+        assert (W.array != earlier).any()
+
+    generator, discriminator = networks
+    before = [W.array.copy() for W in weights]
+    if comm.rank == 0:
+        discriminator.judge.b.array[:] = np.nan
+    with pytest.warns(UserWarning, match="Non finite number found in param.grad"):
+        trainer.updater.update()
+    for W, earlier in zip(weights, before, strict=True):  # all ranks have skipped the step
+        np.testing.assert_array_equal(W.array, earlier)
+
+    latents = np.random.RandomState(2).standard_normal((50, app.model.N_LATENT))
+    with chainer.using_config("train", False):
+        pixels = generator(latents.astype(np.float16)).array.astype(np.float64)
+    found = app.model.generate(generator, latents)
+    np.testing.assert_array_equal(found, np.rint((pixels + 1) * 127.5))
+    found = app.evaluation.create_reference(images, images, tmp_path / "mixed")
+    assert found.distances == expected.distances
 
 
 def arrays_of(link):

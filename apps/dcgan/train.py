@@ -2,6 +2,7 @@
 """Train a generator to draw images like those of a data set."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"ranks: {comm.size}, hosts: {comm.inter_size}, communicator: {kind}", flush=True)
     with exit_together(comm):
         device = chainermn.choose_device(comm, gpu=args.gpu)
+    if args.mixed16:
+        chainer.global_config.dtype = chainer.mixed16
+    if args.channels_last:
+        chainer.global_config.compute_mode = "cudnn_fast"
     np.random.seed(args.seed)
     device.xp.random.seed(args.seed)
 
@@ -69,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             show_examples(train, len(validation), args.out)
             add_reports(trainer, generator, args, comm.size)
 
-    settings = {key: vars(args)[key] for key in ("unit", "batchsize", "lr", "seed")}
+    settings = {key: vars(args)[key] for key in ("unit", "batchsize", "lr", "mixed16", "seed")}
     settings["images"] = data.digest(train)
     snapshot = multi_node_snapshot(comm, extensions.snapshot(n_retains=3), [], settings=settings)
     trainer.extend(snapshot)
@@ -99,6 +104,9 @@ def create_trainer(
         optimizer = chainer.optimizers.Adam(alpha=args.lr, beta1=0.5)
         optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
         optimizers[name] = optimizer.setup(network)
+        if args.mixed16:
+            optimizer.use_fp32_update()
+            optimizer.loss_scaling()
 
     order = chainermn.create_distributed_sampler(images, comm, seed=args.seed)
     batches = chainer.iterators.SerialIterator(images, args.batchsize, order_sampler=order)
@@ -122,6 +130,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--lr", type=float, default=0.0002, help=lr)
     add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
+    add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
+    last = "lay images out by channel, as tensor cores need them"
+    add("--channels-last", action="store_true", help=last)
     add("--seed", type=int, default=0, help="seed of weights, shuffling and latents")
     out = "folder for log, pictures and snapshots"
     add("--out", "-o", metavar="DIR", default="result", help=out)
@@ -136,6 +147,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             "--epoch, --batchsize and --unit must be at least 1, --size at least 8, and --seed at "
             "least 0"
         )
+    if args.channels_last:
+        given = {"--gpu": args.gpu, "--mixed16": args.mixed16}
+        given["CHAINER_COMPAT_CUDNN=1"] = os.environ.get("CHAINER_COMPAT_CUDNN") == "1"
+        if missing := [name for name, is_given in given.items() if not is_given]:
+            parser.error(f"--channels-last needs {', '.join(missing)}")
     return args
 
 
