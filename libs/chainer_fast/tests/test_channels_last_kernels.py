@@ -68,10 +68,11 @@ def check(found, expected):
 
 @all_channels
 def test_a_bias_is_added(channels, kernels):
-    y, bias = draw((3, channels, 5, 7)), to_gpu(np.arange(channels).astype("e"))
-    expected = y.astype("d") + bias[:, None, None]
-    kernels.add_bias(y, bias)
-    check(y, expected)
+    y, numbers = draw((3, channels, 5, 7)), to_gpu(np.arange(2 * channels).astype("e") % 500)
+    for bias in numbers[:channels], numbers[::2], numbers[channels - 1 :: -1]:
+        expected = y.astype("d") + bias[:, None, None]
+        kernels.add_bias(y, bias)
+        check(y, expected)
 
 
 @all_channels

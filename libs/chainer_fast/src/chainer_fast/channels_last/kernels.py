@@ -57,6 +57,7 @@ class Kernels:
 
     def add_bias(self, y: Any, bias: Any) -> None:
         """Add a number to each channel, in place."""
+        bias = self._cupy.ascontiguousarray(bias)
         lanes = _lanes(y.shape[1], y, bias)
         n, packs = y.size // lanes, y.shape[1] // lanes
         self._launch("add_bias", lanes, n, 1, y, bias, _int(n), _int(packs))
