@@ -19,6 +19,7 @@ WINDOWS = {
     "with gaps": ((7, 9), (2, 1), (3, 4), (0, 0), (2, 3)),
     "of no pixels": ((4, 4), (1, 1), (2, 2), (0, 0), (3, 3)),
     "as large as images": ((7, 5), (7, 5), (7, 5), (0, 0), (1, 1)),
+    "without the edges": ((9, 9), (3, 2), (2, 3), (-1, -1), (3, 2)),
     "on one pixel": ((1, 1), (2, 2), (1, 1), (1, 1), (2, 2)),
 }
 all_windows = pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)

@@ -164,14 +164,15 @@ __device__ void add_windows(Halves* gx, Windows w, float divisor, Pool pool) {
     const int y = pixel / w.columns + w.pad_y, x = pixel % w.columns + w.pad_x;
     const int top = max(0, (y - w.height + w.stride_y) / w.stride_y);
     const int left = max(0, (x - w.width + w.stride_x) / w.stride_x);
-    const int bottom = min(w.out_rows - 1, y / w.stride_y);
-    const int right = min(w.out_columns - 1, x / w.stride_x);
+    // With negative padding, y and x may be negative, and division rounds towards zero.
+    const int bottom = min(w.out_rows, (y + w.stride_y) / w.stride_y);
+    const int right = min(w.out_columns, (x + w.stride_x) / w.stride_x);
     for (long long image = blockIdx.y; image < w.images; image += gridDim.y) {
         const long long start = image * w.out_rows * w.out_columns * w.packs + pack;
         float sum[LANES] = {};
-        for (int row = top; row <= bottom; ++row) {
+        for (int row = top; row < bottom; ++row) {
             #pragma unroll 1
-            for (int column = left; column <= right; ++column) {
+            for (int column = left; column < right; ++column) {
                 const int place = (y - row * w.stride_y) * w.width + x - column * w.stride_x;
                 pool(start + (row * w.out_columns + column) * w.packs, place, sum);
             }
