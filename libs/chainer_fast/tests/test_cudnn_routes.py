@@ -288,6 +288,8 @@ def test_images_of_few_channels_are_padded(runner, cudnn):
         ({"x": (2, 8, 6, 6), "w": (6, 8, 3, 3)}, 8),
         ({"x": (2, 12, 6, 6), "w": (6, 12, 3, 3)}, 12),
         ({"w": (6, 1, 3, 3)}, 3),
+        # No convolution: Chainer's error is the right answer.
+        ({"w": (6, 2, 3, 3)}, 3),
         # Padded, it would have too many elements.
         ({"x": (2**24, 3, 6, 6), "y": (2**24, 6, 4, 4)}, 3),
     ],

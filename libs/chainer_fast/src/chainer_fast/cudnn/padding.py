@@ -44,7 +44,8 @@ def padded(problem: Convolution) -> Convolution:
     # Padding a result gains nothing.
     if not problem.channels_last or problem.computes == "x":
         return problem
-    if problem.groups > 1 or problem.x[1] >= CHANNELS:
+    # Groups, or no convolution at all: without checks of types, that comes as far as here.
+    if problem.x[1] != problem.w[1] or problem.x[1] >= CHANNELS:
         return problem
     n, _, *size = problem.x
     filters, _, *window = problem.w
