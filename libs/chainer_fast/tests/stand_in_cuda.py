@@ -35,6 +35,10 @@ class Cupy:
         return np.where(*arrays).view(Array)
 
     @staticmethod
+    def broadcast_to(array, shape):
+        return np.broadcast_to(array, shape, subok=True)
+
+    @staticmethod
     def ascontiguousarray(array):
         return np.ascontiguousarray(array).view(Array)
 

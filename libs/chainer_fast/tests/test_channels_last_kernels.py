@@ -76,6 +76,12 @@ def test_a_bias_is_added(channels, kernels):
         check(y, expected)
 
 
+def test_a_bias_for_other_channels_is_refused(kernels):
+    """Chainer says so before, unless ``chainer.config.type_check`` is off."""
+    with pytest.raises(ValueError, match="broadcast"):
+        kernels.add_bias(draw((3, 8, 5, 7)), to_gpu(np.ones(4, "e")))
+
+
 @all_channels
 @pytest.mark.parametrize("shape", [(2, 5, 7), (1, 1, 2), (3, 20, 33)])
 def test_sums_are_exact_whatever_the_number_of_channels(channels, shape, kernels):

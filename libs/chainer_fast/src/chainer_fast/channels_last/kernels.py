@@ -57,6 +57,8 @@ class Kernels:
 
     def add_bias(self, y: Any, bias: Any) -> None:
         """Add a number to each channel, in place."""
+        # As Chainer's own code, this raises if the number of channels is another.
+        bias = self._cupy.broadcast_to(bias, y.shape[1:2])
         bias = self._cupy.ascontiguousarray(bias)
         lanes = _lanes(y.shape[1], y, bias)
         n, packs = y.size // lanes, y.shape[1] // lanes
