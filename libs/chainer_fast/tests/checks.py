@@ -384,7 +384,7 @@ def _():
     def elementwise(*texts, **options):
         return lambda first, *others: in_c_order(numpy.zeros(first.shape))
 
-    x = channels_last(numpy.ones((2, 3, 4, 5)))
+    x = channels_last(numpy.ones((2, 3, 4, 5), "e"))
     statistics = [in_c_order(numpy.ones((1, 3, 1, 1)))] * 4
     with (
         mock.patch.multiple(cuda, ndarray=Array, elementwise=elementwise),

@@ -18,7 +18,7 @@ FUNCTIONS = {
     "tanh": (1, F.tanh),
     "with a number": (1, lambda x: 1 - (-x * 2 + 1)),
     "dropout": (1, lambda x: F.dropout(x, mask=2 * (x.array > 0).astype(x.dtype))),
-    "cast": (1, lambda x: F.cast(F.relu(F.cast(x, "f4")), x.dtype)),
+    "cast": (1, lambda x: F.cast(F.cast(F.relu(x), "f4"), x.dtype)),
     "add": (2, lambda x, y: x + y),
     "add three": (3, F.add),
     "subtract": (2, lambda x, y: x - y),
