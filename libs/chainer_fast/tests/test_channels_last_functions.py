@@ -164,6 +164,8 @@ def test_other_sums_are_left_to_chainer(axis, cupy):
     x = draw((2, 8, 6, 6))
     np.testing.assert_array_equal(F.sum(channels_last(x), axis).array, x.sum(axis))
     assert cupy.launches == []
+    with chainer.using_config("type_check", False), pytest.raises(np.exceptions.AxisError):
+        F.sum(channels_last(x), axis=(0, 2, 7))
     on_cpu = F.sum(np.asarray(channels_last(x)), axis=(0, 2, 3))
     np.testing.assert_array_equal(on_cpu.array, np.asarray(x).sum(axis=(0, 2, 3)))
     assert cupy.launches == []

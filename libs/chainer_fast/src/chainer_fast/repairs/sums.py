@@ -25,7 +25,7 @@ def sum_by_channel(module: ModuleType) -> None:
             type(x) is not cuda.ndarray
             or self.axis is None
             or not takes(x)
-            or sorted(axis % x.ndim for axis in self.axis) != _ALL_BUT_CHANNELS
+            or sorted(axis + 4 * (axis < 0) for axis in self.axis) != _ALL_BUT_CHANNELS
         ):
             return original(self, inputs)
         sums = the_kernels().sum_over_images(x)
