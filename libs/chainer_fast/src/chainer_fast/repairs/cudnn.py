@@ -119,13 +119,12 @@ def _route(own: Forward, runners: Runners, computes: graphs.Name, shapes: Shapes
                 (int(self.dy), int(self.dx)),
             )
             if found := shapes(self, first, second, *geometry):
-                images = inputs[:2] if computes == "w" else inputs[:1]
                 problem = graphs.Convolution(
                     computes,
                     *found,
                     *geometry,
                     *_demands(first.dtype),
-                    channels_last=_is_channels_last(images),
+                    channels_last=_is_channels_last(computes, first, second),
                 )
                 runner = runners()
                 result = padding.run(runner, problem, first, second)
@@ -269,12 +268,17 @@ def _demands(dtype: Any) -> tuple[str, bool, bool]:
     return name, tensor_cores, bool(_config().cudnn_deterministic)
 
 
-def _is_channels_last(images: Sequence[Any]) -> bool:
-    """Return whether a convolution starts channels last, or goes on with it."""
-    dtype = images[0].dtype
-    return dtype.char in layout.DTYPES and (
-        layout.is_wanted(dtype) or any(map(layout.is_channels_last, images))
-    )
+def _is_channels_last(computes: graphs.Name, first: Any, second: Any) -> bool:
+    """Return whether the mode asks for channels last, or a gradient goes on with it.
+
+    Backward may run outside of the ``using_config`` that forward ran in. Images of others may lie
+    channels last, such as those of a file, and nobody asks for more.
+    """
+    if layout.is_wanted(first.dtype):
+        return True
+    if computes == "y" or first.dtype.char not in layout.DTYPES:
+        return False
+    return layout.is_channels_last(second if computes == "w" else first)
 
 
 @functools.cache
