@@ -302,6 +302,39 @@ def test_averages_move_although_nobody_reads_the_result(computed):
     assert (layers.averages[0] > 0).all()
 
 
+def shared(bn, x, z):
+    """Call a normalization twice, and read the results in another order."""
+    one = bn(x)
+    bn.n_calls = 0
+    return F.relu(one + F.relu(bn(z)))
+
+
+def test_averages_move_in_the_order_of_calls(computed):
+    plan = plan_of(shared)
+    assert plan == {0: Then.ADD_RELU, 1: Then.RELU}
+    eager, complete, without = (
+        run(shared, "f2", step)
+        for step in (contextlib.nullcontext, *(each.step for each in both_ways(plan)))
+    )
+    assert any((one != 0).any() for one in eager[-8:-6])
+    for one, *others in zip(eager[-8:], complete[-8:], without[-8:], strict=True):
+        assert all((one == other).all() for other in others)
+
+
+def evaluated(bn, x, z):
+    h = bn(x)
+    fixed = F.fixed_batch_normalization(z, *bn.parameters[2:4], *bn.averages[:2])
+    return F.relu(h) + fixed
+
+
+def test_whoever_reads_averages_sees_them_moved(computed):
+    plan = plan_of(evaluated)
+    assert plan == {0: Then.RELU}
+    for step in both_ways(plan):
+        compare(evaluated, step.step)
+        assert step.n_fused == 1
+
+
 def test_gradients_of_gradients(computed):
     def twice(dtype, step=contextlib.nullcontext):
         random = np.random.RandomState(0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -181,6 +181,7 @@ class Fused(_Step):
     def normalize(self, normalization: Normalization) -> Any:
         """See `Step`."""
         number = self._count()
+        self._settle(normalization.averages or ())
         if number not in self._plan:
             return normalization.launch()
         if self._leaves_out:
@@ -217,6 +218,7 @@ class Fused(_Step):
 
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Compute what an unexpected function reads."""
+        self._settle(in_data)
         self._expected = expected = self._planned(type(function), in_data)
         for array in in_data:
             found = self._find(array)
@@ -229,6 +231,12 @@ class Fused(_Step):
         """Compute what waits: somebody may have kept it, and averages move."""
         if self._waiting or self._between:
             self._finish_all()
+
+    def _settle(self, arrays: Sequence[Any]) -> None:
+        """Move averages before somebody else reads or moves them."""
+        for number, waiting in list(self._waiting.items()):
+            if any(one is other for one in waiting.averages or () for other in arrays):
+                self._waiting.pop(number).launch()
 
     def _planned(self, reader: type, inputs: tuple[Any, ...]) -> tuple[_Between, Any] | None:
         """Return what a function reads as planned, and the other addend."""

@@ -193,7 +193,9 @@ class Normalization:
         readable = normalizer.normalizer.runner.readable
         self._normalizer, self.x = normalizer, normalizer.readable(x)
         self.gamma, self.beta = readable(gamma), readable(beta)
-        self.eps, self.decay, self._averages = eps, decay, averages
+        self.eps, self.decay = eps, decay
+        #: The averages, until they have moved.
+        self.averages = averages
         self.mean, self.inv_std = (normalizer.gpu.empty(gamma.shape, STATISTICS) for _ in range(2))
         #: What was computed, and what it keeps for the gradients.
         self.then = Then.NOTHING
@@ -211,7 +213,7 @@ class Normalization:
         y = self.empty() if y is None else y
         if z is not None:
             z = self._normalizer.readable(z)
-        averages, self._averages = self._averages, None
+        averages, self.averages = self.averages, None
         self._normalizer.forward(self, then, z, y, averages)
         return y
 
