@@ -335,6 +335,34 @@ def test_whoever_reads_averages_sees_them_moved(computed):
         assert step.n_fused == 1
 
 
+class Hook(chainer.FunctionHook):
+    """Sees what ReLU reads."""
+
+    def forward_postprocess(self, function, in_data):
+        if type(function) is ReLU:
+            self.seen = np.abs(in_data[0])
+
+
+def hooked(bn, x, z):
+    h = bn(x) + z
+    with Hook() as hook:
+        return F.relu(h) + hook.seen
+
+
+def hooked_alone(bn, x, z):
+    relu, hook = ReLU(), Hook()
+    relu.add_hook(hook)
+    (y,) = relu.apply((bn(x),))
+    return y + hook.seen
+
+
+@pytest.mark.parametrize("model, then", [(hooked, Then.ADD_RELU), (hooked_alone, Then.RELU)])
+def test_hooks_of_programs_see_what_is_right(model, then, computed):
+    assert plan_of(model) == {}
+    for step in both_ways({0: then}):
+        compare(model, step.step)
+
+
 def test_gradients_of_gradients(computed):
     def twice(dtype, step=contextlib.nullcontext):
         random = np.random.RandomState(0)

@@ -96,6 +96,11 @@ class _Step(chainer.FunctionHook):
         return None
 
 
+def _has_other_hooks(function: Any) -> bool:
+    """Return whether hooks of the program see what a function reads."""
+    return len(chainer.get_function_hooks()) > 1 or bool(function.local_function_hooks)
+
+
 class Observed(_Step):
     """An eager step that shows what the next one may compute together."""
 
@@ -140,8 +145,9 @@ class Observed(_Step):
 
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Note who reads."""
+        reader = None if _has_other_hooks(function) else type(function)
         for array in in_data:
-            self._read(array, type(function))
+            self._read(array, reader)
 
     def _read(self, array: Any, reader: type | None) -> None:
         if (found := self._find(array)) is not None:
@@ -219,7 +225,7 @@ class Fused(_Step):
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Compute what an unexpected function reads."""
         self._settle(in_data)
-        self._expected = expected = self._planned(type(function), in_data)
+        self._expected = expected = self._planned(function, in_data)
         for array in in_data:
             found = self._find(array)
             if found is not None and (expected is None or found is not expected[0]):
@@ -238,9 +244,10 @@ class Fused(_Step):
             if any(one is other for one in waiting.averages or () for other in arrays):
                 self._waiting.pop(number).launch()
 
-    def _planned(self, reader: type, inputs: tuple[Any, ...]) -> tuple[_Between, Any] | None:
+    def _planned(self, function: Any, inputs: tuple[Any, ...]) -> tuple[_Between, Any] | None:
         """Return what a function reads as planned, and the other addend."""
         found: tuple[_Between, Any] | None = None
+        reader = None if _has_other_hooks(function) else type(function)
         if reader is Add:
             found, then = self._of_sum(inputs), Then.ADD_RELU
         elif reader is ReLU and (between := self._find(inputs[0])) is not None:
