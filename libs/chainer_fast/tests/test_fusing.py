@@ -363,6 +363,29 @@ def test_hooks_of_programs_see_what_is_right(model, then, computed):
         compare(model, step.step)
 
 
+def test_a_sum_in_another_dtype_is_not_fused(computed):
+    def wide(bn, x, z):
+        with chainer.using_config("type_check", False), chainer.no_backprop_mode():
+            y = F.relu(bn(x) + F.cast(z, np.promote_types(x.dtype, "f4")))
+        return F.cast(y, x.dtype) + x
+
+    assert plan_of(wide) == {}
+    for step in both_ways({0: Then.ADD_RELU}):
+        compare(wide, step.step)
+
+
+def test_the_comparison_shows_an_addend_that_changes_before_relu(computed):
+    def changing(bn, x, z):
+        z = z * 1
+        h = bn(x) + z
+        z.array[...] = 0
+        return F.relu(h)
+
+    complete, without = both_ways({0: Then.ADD_RELU})
+    compare(changing, complete.step)
+    assert (run(changing, "f2", without.step)[0] != run(changing, "f2", complete.step)[0]).any()
+
+
 def test_gradients_of_gradients(computed):
     def twice(dtype, step=contextlib.nullcontext):
         random = np.random.RandomState(0)

@@ -18,7 +18,7 @@ from chainer.functions.activation.relu import ReLU
 from chainer.functions.math.basic_math import Add
 
 from chainer_fast.channels_last.current_step import taking_part
-from chainer_fast.channels_last.layout import converted, empty, flat, is_channels_last
+from chainer_fast.channels_last.layout import flat, is_channels_last, shaped
 from chainer_fast.cudnn.fused_normalization import Normalization, Then
 
 #: What follows each normalization of a step, by its number in the step.
@@ -87,11 +87,12 @@ class _Step(chainer.FunctionHook):
         return self._n_normalizations - 1
 
     def _of_sum(self, inputs: tuple[Any, ...]) -> tuple[_Between, Any] | None:
-        """Return a normalization that is added to an array of the same shape, and this array."""
-        if len(inputs) == 2 and inputs[0] is not inputs[1] and inputs[0].shape == inputs[1].shape:
+        """Return a normalization that is added to an array like it, and this array."""
+        if len(inputs) == 2 and inputs[0] is not inputs[1]:
             for one, other in (inputs, inputs[::-1]):
+                is_like = one.shape == other.shape and one.dtype == other.dtype
                 found = self._find(one)
-                if found is not None and found.z is None and not found.is_read:
+                if is_like and found is not None and found.z is None and not found.is_read:
                     return found, other
         return None
 
@@ -203,9 +204,11 @@ class Fused(_Step):
         if self._expected is None:
             return compute()
         between, z = self._expected
-        xp = chainer.backend.get_array_module(z)
-        y = empty(xp, z.shape, z.dtype) if self._leaves_out else compute()
-        self._note(y, _Between(between.number, between.normalization, converted(xp, z)))
+        if self._leaves_out:
+            y = between.normalization.empty()
+        else:  # with a copy, so that the comparison shows whether it is changed before ReLU
+            y, z = compute(), shaped(flat(z).copy())
+        self._note(y, _Between(between.number, between.normalization, z))
         return y
 
     def rectify(self, x: Any) -> tuple[Any, Normalization] | None:
