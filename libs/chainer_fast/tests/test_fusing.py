@@ -386,6 +386,19 @@ def test_the_comparison_shows_an_addend_that_changes_before_relu(computed):
     assert (run(changing, "f2", without.step)[0] != run(changing, "f2", complete.step)[0]).any()
 
 
+def test_gradients_that_nobody_asked_for_are_not_used_later(computed):
+    def some(bn, x, z):
+        y = F.relu(bn(x) + z)
+        (gz,) = chainer.grad([F.sum(y)], [z])
+        inputs = [x, *bn.parameters[:2]]
+        gx, *_ = chainer.grad([F.sum(y * y)], inputs, enable_double_backprop=True)
+        return y + gz.array + gx.array
+
+    for step in both_ways(plan_of(some)):
+        compare(some, step.step)
+        assert step.n_fused == 1
+
+
 def test_gradients_of_gradients(computed):
     def twice(dtype, step=contextlib.nullcontext):
         random = np.random.RandomState(0)

@@ -202,7 +202,7 @@ class Normalization:
         self.kept: Any = None
         #: Whether somebody besides ReLU needs what the result is made from.
         self.is_shared = False
-        self._gradients: tuple[Any, Any, Any] | None = None
+        self._passed: tuple[Any, tuple[Any, Any, Any]] | None = None
 
     def empty(self) -> Any:
         """Return an uninitialized array for a result."""
@@ -220,22 +220,22 @@ class Normalization:
     def pass_through(self, gy: Any, y: Any) -> Any:
         """Compute all gradients, given that of what follows the normalization.
 
-        Returns the gradient with respect to the other addend, or None. `gradients` returns the
-        others.
+        Returns the gradient with respect to the other addend, if any, or ``gy``. Given the same
+        array, `gradients` returns the others.
         """
-        *gradients, gz = self._normalizer.backward(self, gy, y)
-        gx, ggamma, gbeta = gradients
-        self._gradients = gx, ggamma, gbeta
-        return gz
+        gx, ggamma, gbeta, gz = self._normalizer.backward(self, gy, y)
+        passed = gy if gz is None else gz
+        self._passed = passed, (gx, ggamma, gbeta)
+        return passed
 
     def gradients(self, gy: Any) -> tuple[Any, Any, Any]:
         """Return the gradients with respect to x, gamma and beta.
 
-        ``gy`` is that with respect to the normalized images; it is not read after `pass_through`.
+        ``gy`` is that with respect to the normalized images, or what `pass_through` has returned.
         """
-        if self._gradients is not None:
-            found, self._gradients = self._gradients, None
-            return found
+        passed, self._passed = self._passed, None
+        if passed is not None and passed[0] is gy:
+            return passed[1]
         if self.then is Then.NOTHING:
             return self._normalizer.backward(self, gy, None)[:3]
         # Something follows the normalization, but its gradient was computed on its own.

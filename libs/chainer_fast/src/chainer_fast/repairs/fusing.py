@@ -34,9 +34,9 @@ def fuse_with_normalization(module: ModuleType) -> None:
         if normalization is None or normalization.is_shared or module.config.enable_backprop:
             return gradient(self, indexes, grad_outputs)
         (gy,), (y,) = grad_outputs, self.get_retained_outputs()
-        gz = normalization.pass_through(gy.array, y.array)
+        passed = normalization.pass_through(gy.array, y.array)
         # The normalization, the only one to get it, has computed its gradients already.
-        return (gy if gz is None else variable(gz, requires_grad=False),)
+        return (gy if passed is gy.array else variable(passed, requires_grad=False),)
 
     @surgery.replaces(basic_math.Add, "forward")
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
