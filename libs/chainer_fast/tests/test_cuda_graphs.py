@@ -1089,3 +1089,21 @@ def test_a_graph_normalizes_with_what_follows(kind, n_fused, channels_last):
     for ours, theirs in zip(reported, wanted, strict=True):
         for name in theirs:
             np.testing.assert_allclose(ours[name], theirs[name], rtol=2e-2, atol=2e-2)
+
+
+def test_a_step_that_raises_leaves_nothing_behind(channels_last):
+    errors = [None, None, OSError("no data")]
+
+    class Raising(Residual):
+        def look(self, h):
+            if errors and (error := errors.pop(0)):
+                raise error
+
+    model = Raising()
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    optimizer.use_cuda_graphs()
+    for k, batch in enumerate(images(7)):
+        with pytest.raises(OSError) if k == 2 else contextlib.nullcontext():
+            optimizer.update(model, *batch)
+        assert not chainer.get_function_hooks()
+    assert optimizer.cuda_graphs.n_fused == 2

@@ -74,8 +74,8 @@ class CudaGraphs:
         self._graphs: dict[Hashable, RecordedStep] = {}
         self._seen: dict[Hashable, int] = {}
         self._never: set[Hashable] = set()
-        #: What the last eager steps have shown.
-        self._observed: dict[Hashable, Observed] = {}
+        #: What may be computed together, as the last eager steps have shown.
+        self._together: dict[Hashable, Plan] = {}
         self._device: Any = None
         self._n_since_launch = self._n_begun = 0
         self._shared: _Shared | None = None
@@ -193,7 +193,7 @@ class CudaGraphs:
             return _Plan(GIVE_UP, reason=f"in {MOST_EAGER} steps, {what} differed each time")
         if len(self._seen) > MOST_SEEN:
             self._seen.clear()
-            self._observed.clear()
+            self._together.clear()
         n_seen = self._seen[key] = self._seen.get(key, 0) + 1
         if key in self._never or n_seen < 2 or sum(self._seen.values()) <= N_FIRST:
             return _Plan(EAGER, key)
@@ -215,7 +215,7 @@ class CudaGraphs:
         self._graphs.clear()
         self._seen.clear()
         self._never.clear()
-        self._observed.clear()
+        self._together.clear()
         self._has_asked = self._is_on_gpu = False
 
     def _end(self, steps: Steps, reasons: Mapping[int, str]) -> None:
@@ -223,7 +223,7 @@ class CudaGraphs:
         self.settle(steps.optimizer)
         self._is_over = True
         self._graphs.clear()
-        self._observed.clear()
+        self._together.clear()
         self._circumstances, self._shared = Circumstances(), None
         steps.tell(f"no CUDA graphs: {_shown(reasons, steps)}. Training goes on without them")
 
@@ -240,9 +240,10 @@ class CudaGraphs:
         if key is None or not is_wanted(np.dtype(np.float16)):
             self._eager_again(call)
             return
-        self._observed[key] = observed = Observed()
+        observed = Observed()
         with observed.step():
             self._eager_again(call)
+        self._together[key] = observed.plan()
 
     def _eager_again(self, call: _Call) -> None:
         """Take a step without graphs, with the random numbers of the last one."""
@@ -319,7 +320,6 @@ class CudaGraphs:
             call.eager()
 
     def _prepare(self, call: _Call, key: Hashable) -> tuple[State, RecordedStep]:
-        plan: Plan = self._observed[key].plan() if key in self._observed else {}
         shared, target = self._shared_ones, call.steps.optimizer.target
         persistent = dict(circumstances.persistent_arrays(target, self._circumstances.links))
         small = State({**persistent, **shared.scaling.arrays})
@@ -332,7 +332,7 @@ class CudaGraphs:
             shared.scaling,
             shared.draws,
             self._circumstances,
-            plan,
+            self._together.get(key, {}),
         )
 
     def _check(self, call: _Call, key: Hashable) -> None:
