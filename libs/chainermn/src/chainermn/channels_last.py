@@ -23,3 +23,9 @@ def as_stored(array: Any, channels_last: bool) -> Any:
 def as_shaped(stored: Any, channels_last: bool) -> Any:
     """Return a view whose axes are in Chainer's order; the inverse of `as_stored`."""
     return stored.transpose(0, 3, 1, 2) if channels_last else stored
+
+
+def lay_out(parameter: Any) -> None:
+    """Let a parameter's array lie channels last, in a copy unless it does."""
+    if not is_channels_last(parameter.array):
+        parameter.array = as_shaped(as_stored(parameter.array, True).copy(order="C"), True)

@@ -117,6 +117,29 @@ def test_gradients_are_averaged_where_they_lie(comm: CommunicatorBase) -> None:
 
 
 @pytest.mark.mpi(2)
+def test_parameters_that_are_laid_out_during_an_exchange(comm: CommunicatorBase) -> None:
+    """A forward may do so while the last gradients are exchanged in the background."""
+    shape, n_steps = (64, 8, 16, 16), 20
+    values = np.arange(np.prod(shape), dtype="f").reshape(shape) % 7
+    model = chainer.Link()
+    with model.init_scope():
+        model.w = chainer.Parameter(np.zeros(shape, "f"))
+
+    def loss(step: int) -> chainer.Variable:
+        is_last = (step + comm.rank) % 3 == 0
+        model.w.array = channels_last(model.w.array) if is_last else model.w.array.copy()
+        return F.sum(model.w * values)
+
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(1), comm, double_buffering=True
+    ).setup(model)
+    for step in range(n_steps):
+        optimizer.update(loss, step)
+    optimizer.wait()
+    np.testing.assert_array_equal(model.w.array, (2 - n_steps) * values)
+
+
+@pytest.mark.mpi(2)
 def test_missing_gradients(comm: CommunicatorBase) -> None:
     model = Filters(channels_last)
     if comm.rank == 1:

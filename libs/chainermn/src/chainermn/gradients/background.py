@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from chainermn.gradients.parameters import (
 from chainermn.transport.gpu.device import the_gpu
 from chainermn.transport.gpu.nccl_turns import Turn
 from chainermn.transport.host.mpi import thread_support
-from chainermn.transport.reducer import Pending
+from chainermn.transport.reducer import Array, Pending
 
 if TYPE_CHECKING:
     from chainermn.gradients.exchange import GradientExchange
@@ -41,6 +41,7 @@ class BackgroundExchange:
         if thread_support(exchange.topology.inter_size) == "multiple":
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="chainermn-exchange")
         self._stream: Any = None
+        self._gradients: Sequence[Array] = ()
         self._averaged: Pending | None = None
         self._thread: int | None = None
         self._finish: Callable[[], Any] | None = None
@@ -59,11 +60,12 @@ class BackgroundExchange:
         if gpu is not None:
             self._stream = self._stream or gpu.new_stream()
             # CuPy reuses freed memory for later work on the stream where it was allocated, which
-            # does not wait for other streams. So allocate and free the model's arrays here.
+            # does not wait for other streams. So allocate and free the model's arrays here,
+            # even those that the exchange replaces.
             parameters = initialized_parameters(model).values()
             if zero_fill:
                 fill_missing_gradients(parameters)
-            flat_gradients([p for p in parameters if p.grad is not None])
+            self._gradients = flat_gradients([p for p in parameters if p.grad is not None])
             # The gradients are complete once the current stream has reached this point.
             computed = gpu.record()
 

@@ -20,7 +20,7 @@ from chainermn.agreement import (
     raise_errors_of,
     unpack,
 )
-from chainermn.channels_last import as_shaped, as_stored, is_channels_last
+from chainermn.channels_last import as_shaped, as_stored, is_channels_last, lay_out
 from chainermn.gradients.step import Step
 from chainermn.gradients.wire_dtype import why_not_on_gpu
 from chainermn.transport.gpu.device import on_gpu, the_gpu
@@ -161,9 +161,8 @@ class Proposal:
             self._pairs, zip(*everywhere, strict=True), strict=True
         ):
             is_last = any(each.channels_last for each in described)
-            if is_last and not is_channels_last(parameter.array):
-                stored = as_stored(parameter.array, True).copy(order="C")
-                parameter.array = as_shaped(stored, True)
+            if is_last:
+                lay_out(parameter)
             found.append(described[0]._replace(channels_last=is_last))
         return tuple(found)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 import chainer
 
 from chainermn import spans
+from chainermn.channels_last import is_channels_last, lay_out
 from chainermn.gradients.background import BackgroundExchange
 from chainermn.optimizers.exchanges import background_exchange, exchange_of
 from chainermn.optimizers.multi_node_optimizer import MultiNodeOptimizer
@@ -86,7 +87,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         target = self.actual_optimizer.target
         self._has_means = self._buffer is not None
         if self._buffer is None:
-            # Shares the arrays of the parameters, but has its own gradients.
+            # Has the arrays of the parameters, but its own gradients.
             self._buffer = target.copy(mode="share")
         if self._background is None:
             self._background = BackgroundExchange(background_exchange(self.communicator))
@@ -113,6 +114,10 @@ def _swap_gradients(one: chainer.Link, other: chainer.Link) -> None:
     for parameter, twin in pairs.values():
         if parameter.array is None:
             continue
+        if is_channels_last(twin.array):  # ranks have agreed on it
+            lay_out(parameter)
+        # Until the next swap, the exchange and the script may lay out one of them, but not both.
+        twin._data = [parameter.array]
         gradient = parameter.grad
         # Twins have equal shapes and dtypes, and checking that takes time.
         parameter._set_grad_without_check(twin.grad)
