@@ -12,6 +12,7 @@ from chainer.backends import intel64
 import chainermn
 from chainer_fast.onednn import library
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.profiling.layers import layer_spans
 
 pytestmark = [
     pytest.mark.mpi(1, 2, 3),
@@ -51,6 +52,13 @@ def test_collective_calls(comm: CommunicatorBase) -> None:
     assert [a.tolist() for a in received] == [(array + r).tolist() for r in ranks]
     objects = comm.allgather_obj(mine())
     assert [np.asarray(a).tolist() for a in objects] == [(array + r).tolist() for r in ranks]
+
+
+def test_spans_of_layers_leave_results_in_its_layout() -> None:
+    images = left_by_onednn(numbers(2, 16, 2, 2))
+    with layer_spans():
+        F.relu(images)
+    assert images.array.is_in_blocks
 
 
 def test_functions_and_their_gradients(comm: CommunicatorBase) -> None:

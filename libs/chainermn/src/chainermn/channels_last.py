@@ -11,8 +11,10 @@ from typing import Any
 
 def is_channels_last(array: Any) -> bool:
     """Tell whether an array lies channels last, and not in Chainer's order at the same time."""
-    is_other = array.ndim == 4 and not array.flags.c_contiguous
-    return is_other and as_stored(array, True).flags.c_contiguous
+    # Arrays of oneDNN have no flags, and become NumPy arrays when somebody asks for them.
+    if array.ndim != 4 or not hasattr(type(array), "flags") or array.flags.c_contiguous:
+        return False
+    return bool(as_stored(array, True).flags.c_contiguous)
 
 
 def as_stored(array: Any, channels_last: bool) -> Any:
