@@ -189,7 +189,11 @@ def half_batches(n, infinite=()):
     return data
 
 
-@pytest.mark.parametrize("make", [sgd, adam])
+def rms():
+    return chainer.optimizers.RMSprop(0.01)  # whose eps is 0 in float16
+
+
+@pytest.mark.parametrize("make", [sgd, adam, rms])
 def test_mixed_precision_skips_steps_that_overflow(make):
     data = half_batches(40, infinite=(2, 20, 21, 30))
     with pytest.warns(UserWarning, match="skipped, because a gradient was not finite"):
