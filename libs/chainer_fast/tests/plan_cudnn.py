@@ -8,7 +8,7 @@ import cudnn
 import numpy as np
 
 from chainer_fast.channels_last import layout
-from chainer_fast.cudnn import graphs, normalization, padding
+from chainer_fast.cudnn import fused_normalization, graphs, normalization, padding
 
 H200 = {
     "deviceName": "NVIDIA H200",
@@ -177,10 +177,12 @@ def inferred(device, x, w, stride, pad, dilate):
 def described():
     """Return cuDNN's descriptors of images and of statistics, as cuDNN itself reads them."""
     library = ctypes.CDLL("libcudnn.so.9")
-    normalizer = normalization.Normalizer(SimpleNamespace(cudnn=cudnn), library)
+    runner = SimpleNamespace(cudnn=cudnn, gpu=None)
+    normalizer = normalization.Normalizer(runner, library)
+    fused_normalization.FusedNormalizer(normalizer)  # fails if cuDNN lacks one of its functions
     found = []
-    for dtype in graphs.DTYPES:
-        for descriptor in normalizer.describe((2, 3, 4, 5), np.dtype(dtype)):
+    for dtype, is_last in (("float16", False), ("float32", False), ("float16", True)):
+        for descriptor in normalizer.describe((2, 3, 4, 5), np.dtype(dtype), is_last):
             values = [ctypes.c_int() for _ in range(9)]
             pointers = (ctypes.byref(value) for value in values)
             library.cudnnGetTensor4dDescriptor(ctypes.c_void_p(descriptor), *pointers)

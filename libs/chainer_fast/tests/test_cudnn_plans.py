@@ -126,6 +126,8 @@ def test_cudnn_has_the_functions_that_normalize(found):
         statistics,
         [float32, *images, *strides],
         statistics,
+        [float16, *images, 60, 1, 15, 3],
+        statistics,
     ]
 
 

@@ -137,8 +137,11 @@ class Normalizer:
     ) -> list[Any]:
         """Return cuDNN's descriptors of images and of their statistics."""
         found = []
-        order = _CHANNELS_LAST if is_channels_last else _CHANNELS_FIRST
-        for described, of in ((shape, dtype.name), ((1, shape[1], 1, 1), STATISTICS)):
+        of_images = _CHANNELS_LAST if is_channels_last else _CHANNELS_FIRST
+        for order, described, of in (
+            (of_images, shape, dtype.name),
+            (_CHANNELS_FIRST, (1, shape[1], 1, 1), STATISTICS),
+        ):
             descriptor = _POINTER()
             self.call("cudnnCreateTensorDescriptor", descriptor)
             kind = (order, _DTYPES[of])
