@@ -32,22 +32,23 @@ LAYOUTS = {"channels last": channels_last, "C order": in_c_order, "with gaps": w
 def kept(monkeypatch):
     """Let functions keep the layout of arrays in host memory."""
     monkeypatch.setattr(chainer.global_config, "use_ideep", "never")
+    monkeypatch.setattr(repairs, "array_type", lambda: Array)
 
     for module, functions in repairs.ELEMENTWISE.items():
         for name, held in functions.items():
             owner = getattr(importlib.import_module(f"chainer.functions.{module}"), name)
             method = "forward_cpu" if "forward_cpu" in vars(owner) else "forward"
             own = giving_arrays_of_gpus(getattr(owner, method), held)
-            monkeypatch.setattr(owner, method, repairs.elementwise(own, held, lambda: Array))
+            monkeypatch.setattr(owner, method, repairs.elementwise(own, held))
     own = concat.Concat.forward
-    monkeypatch.setattr(concat.Concat, "forward", repairs.concatenate(own, lambda: Array))
+    monkeypatch.setattr(concat.Concat, "forward", repairs.concatenate(own))
     for owner, name in (
         (batch_normalization, "_apply_bn_fwd"),
         (batch_normalization.GeneralBatchNormalizationImpl, "backward"),
         (batch_normalization.FixedBatchNormalizationGrad, "forward"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # to be undone
-    repairs.keep_layout_of_normalization(batch_normalization, lambda: Array)
+    repairs.keep_layout_of_normalization(batch_normalization)
 
 
 def giving_arrays_of_gpus(own, held):

@@ -1,7 +1,7 @@
 """Kernels for float16 images that lie channels last; ``kernels.cu`` has their source.
 
 They move 16 bytes at a time if the number of channels is a multiple of 8. Other numbers of
-channels are as right and slower.
+channels are slower.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ _int = numpy.int32
 
 
 def takes(array: Any) -> bool:
-    """Return whether an array is one for `Kernels`."""
-    return (
-        array.dtype.char == "e" and array.size <= _MOST_ELEMENTS and layout.is_channels_last(array)
-    )
+    """Return whether an array can be given to `Kernels`."""
+    return layout.is_kept(array) and array.size <= _MOST_ELEMENTS
 
 
 class Kernels:

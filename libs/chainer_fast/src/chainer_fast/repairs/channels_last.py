@@ -15,10 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from chainer_compat import surgery
-from chainer_fast.channels_last.layout import DTYPES, flat, is_channels_last, shaped
+from chainer_fast.channels_last.layout import flat, is_kept, shaped
 
 Forward = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
-ArrayType = Callable[[], type[Any]]
 
 #: Elementwise functions, by module of ``chainer.functions``, with the names of their attributes
 #: that are arrays of the same shape, or None until ``forward`` sets them.
@@ -68,9 +67,7 @@ def keep_layout(functions: ModuleType) -> None:
     keep_layout_of_normalization(importlib.import_module(name))
 
 
-def elementwise(
-    own: Forward, held: Sequence[str] = (), arrays_of: ArrayType = array_type
-) -> Forward:
+def elementwise(own: Forward, held: Sequence[str] = ()) -> Forward:
     """Return an elementwise ``forward`` that keeps the layout.
 
     Parameters
@@ -79,15 +76,13 @@ def elementwise(
         Chainer's ``forward``, or one that has replaced it.
     held
         Names of attributes with arrays of the same shape.
-    arrays_of
-        Function that returns the type of arrays which this is for.
     """
 
     @functools.wraps(own)
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         before = {name: getattr(self, name) for name in held}
         given = [array for array in before.values() if array is not None]
-        if not _are_channels_last((*inputs, *given), arrays_of()):
+        if not _keep_layout((*inputs, *given)):
             return own(self, inputs)
         views = {name: None if array is None else flat(array) for name, array in before.items()}
         with _attributes(self, **views):
@@ -100,12 +95,12 @@ def elementwise(
     return forward
 
 
-def concatenate(own: Forward, arrays_of: ArrayType = array_type) -> Forward:
+def concatenate(own: Forward) -> Forward:
     """Return a ``forward`` of Concat that keeps the layout, as views for its gradients do."""
 
     @functools.wraps(own)
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        if not _are_channels_last(inputs, arrays_of()):
+        if not _keep_layout(inputs):
             return own(self, inputs)
         with _attributes(self, axis=_PLACES[self.axis]):
             (result,) = own(self, tuple(map(flat, inputs)))
@@ -114,7 +109,7 @@ def concatenate(own: Forward, arrays_of: ArrayType = array_type) -> Forward:
     return forward
 
 
-def keep_layout_of_normalization(module: ModuleType, arrays_of: ArrayType = array_type) -> None:
+def keep_layout_of_normalization(module: ModuleType) -> None:
     """Let Chainer's own batch normalization, also with given statistics, keep the layout."""
     general = module.GeneralBatchNormalizationImpl
     normalized, gradients = module._apply_bn_fwd, general.backward
@@ -122,7 +117,7 @@ def keep_layout_of_normalization(module: ModuleType, arrays_of: ArrayType = arra
 
     @surgery.replaces(module, "_apply_bn_fwd")
     def apply_(xp: Any, *arrays: Any) -> Any:
-        if not _are_channels_last(arrays, arrays_of()):
+        if not _keep_layout(arrays):
             return normalized(xp, *arrays)
         return shaped(normalized(xp, *map(flat, arrays)))
 
@@ -138,7 +133,7 @@ def keep_layout_of_normalization(module: ModuleType, arrays_of: ArrayType = arra
         expander: Any,
         *rest: Any,
     ) -> tuple[Any, ...]:
-        if (axis, expander) != _BY_CHANNEL or not _are_channels_last((x, gy), arrays_of()):
+        if (axis, expander) != _BY_CHANNEL or not _keep_layout((x, gy)):
             return gradients(self, axis, gamma, gy, x, x_layout, xp, expander, *rest)
         axis, expander = _BY_CHANNEL_FLAT
         gx, *others = gradients(
@@ -149,9 +144,7 @@ def keep_layout_of_normalization(module: ModuleType, arrays_of: ArrayType = arra
     @surgery.replaces(module.FixedBatchNormalizationGrad, "forward")
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, *statistics, gy = inputs
-        if (self.axis, self.expander) != _BY_CHANNEL or not _are_channels_last(
-            (x, gy), arrays_of()
-        ):
+        if (self.axis, self.expander) != _BY_CHANNEL or not _keep_layout((x, gy)):
             return fixed_gradients(self, inputs)
         axis, expander = _BY_CHANNEL_FLAT
         with _attributes(self, axis=axis, expander=expander):
@@ -159,17 +152,12 @@ def keep_layout_of_normalization(module: ModuleType, arrays_of: ArrayType = arra
         return shaped(gx), *others
 
 
-def _are_channels_last(arrays: Sequence[Any], type_: type[Any]) -> bool:
-    """Return whether arrays of a type have 4 axes, and one of float16 lies channels last.
-
-    Chainer's own convolutions give such arrays in all dtypes, but read others faster.
-    """
-    found = False
-    for array in arrays:
-        if type(array) is not type_ or array.ndim != 4:
-            return False
-        found = found or (array.dtype.char in DTYPES and is_channels_last(array))
-    return found
+def _keep_layout(arrays: Sequence[Any]) -> bool:
+    """Return whether arrays are CuPy's with 4 axes, and one of them is to stay channels last."""
+    gpu_array = array_type()
+    return all(type(array) is gpu_array and array.ndim == 4 for array in arrays) and any(
+        map(is_kept, arrays)
+    )
 
 
 @functools.cache

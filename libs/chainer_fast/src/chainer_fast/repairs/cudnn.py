@@ -149,8 +149,8 @@ def select_normalization(
     """Return a function that selects cuDNN's or Chainer's implementation of BatchNormalization."""
     own = module._impl_selector
 
-    class Fused(module.GeneralBatchNormalizationImpl):  # type: ignore[name-defined]
-        """Normalizes channels-last images, perhaps with what follows."""
+    class OfChannelsLast(module.GeneralBatchNormalizationImpl):  # type: ignore[name-defined]
+        """Normalizes channels-last images, in a recorded step perhaps with what follows."""
 
         def forward(
             self,
@@ -242,12 +242,7 @@ def select_normalization(
         )
         if not goes:
             return chosen
-        is_fused = (
-            layout.is_channels_last(x)
-            and _name(x.dtype) == "float16"
-            and x.shape[1] % CHANNELS == 0
-        )
-        return Fused() if is_fused else ByCudnn()
+        return OfChannelsLast() if layout.is_kept(x) and x.shape[1] % CHANNELS == 0 else ByCudnn()
 
     return select
 
@@ -276,9 +271,7 @@ def _is_channels_last(computes: graphs.Name, first: Any, second: Any) -> bool:
     """
     if layout.is_wanted(first.dtype):
         return True
-    if computes == "y" or first.dtype.char not in layout.DTYPES:
-        return False
-    return layout.is_channels_last(second if computes == "w" else first)
+    return computes != "y" and layout.is_kept(second if computes == "w" else first)
 
 
 @functools.cache
