@@ -16,15 +16,11 @@ if reason := build.why_not():
 SCRIPT = """
 import chainer, cupy, numpy as np
 import chainer.functions as F
-from chainer.functions.math import sum as sum_
-from chainer.functions.pooling import average_pooling_2d, max_pooling_nd
 from chainer_fast.channels_last import layout
 from chainer_fast.channels_last.kernels import the_kernels
-from chainer_fast.repairs import pooling, sums
+from chainer_fast.repairs import reductions
 
-pooling.keep_order_of_maxima(max_pooling_nd)
-pooling.keep_order_of_means("AveragePooling2D")(average_pooling_2d)
-sums.sum_by_channel(sum_)
+reductions.reduce_by_kernels(F)
 kernels, launched = the_kernels(), set()
 make = cupy.RawKernel
 cupy.RawKernel = lambda source, name, options: launched.add((name, options)) or make(

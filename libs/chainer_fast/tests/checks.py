@@ -34,7 +34,7 @@ from chainer_fast.channels_last.current_step import taking_part
 from chainer_fast.channels_last.layout import is_channels_last
 from chainer_fast.cudnn import runner
 from chainer_fast.graphs.drawing import Draws
-from chainer_fast.repairs import pooling, recordable, sums
+from chainer_fast.repairs import recordable, reductions
 
 CHECKS = {}
 
@@ -504,42 +504,8 @@ def _():
     assert (gradient.array == 3).all()
 
 
-@check("channels-last-max-pooling")
+@check("channels-last-reductions")
 def _():
-    _pools_by(("max_pool", "max_pool_gradient"), MaxPoolingND(2, 2), MaxPoolingNDGrad)
-
-
-@check("channels-last-average-pooling")
-def _():
-    _pools_by(MEANS, AveragePooling2D(2), AveragePooling2DGrad)
-
-
-@check("channels-last-average-pooling-nd")
-def _():
-    _pools_by(MEANS, AveragePoolingND(2, 2), AveragePoolingNDGrad)
-
-
-@check("channels-last-sum")
-def _():
-    with _channels_last(sums) as (called, x):
-        Sum((0, 2, 3)).forward((x,))
-    assert called == ["sum_over_images"]
-
-
-MEANS = ("average_pool", "average_pool_gradient")
-
-
-def _pools_by(methods, node, gradient):
-    """Check that these methods of our kernels compute a function and its gradient."""
-    with _channels_last(pooling) as (called, x):
-        node.forward_gpu((x,))
-        gradient(node).forward_gpu((x,))
-    assert called == list(methods)
-
-
-@contextlib.contextmanager
-def _channels_last(repairs):
-    """Record kernels for channels-last images; yield their names, and an array that passes."""
     called = []
 
     class Kernels:
@@ -548,10 +514,19 @@ def _channels_last(repairs):
 
     x = layout.empty(numpy, (2, 8, 4, 4), numpy.dtype("e"))
     with (
-        mock.patch.object(repairs, "the_kernels", Kernels),
+        mock.patch.object(reductions, "the_kernels", Kernels),
         mock.patch.object(cuda, "ndarray", numpy.ndarray),
     ):
-        yield called, x
+        for node, gradient in (
+            (MaxPoolingND(2, 2), MaxPoolingNDGrad),
+            (AveragePooling2D(2), AveragePooling2DGrad),
+            (AveragePoolingND(2, 2), AveragePoolingNDGrad),
+        ):
+            node.forward_gpu((x,))
+            gradient(node).forward_gpu((x,))
+        Sum((0, 2, 3)).forward((x,))
+    means = ["average_pool", "average_pool_gradient"]
+    assert called == ["max_pool", "max_pool_gradient", *means, *means, "sum_over_images"]
 
 
 def _on_gpu_by(name, node, *shapes):

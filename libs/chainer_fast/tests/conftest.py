@@ -62,24 +62,24 @@ def by_cudnn(monkeypatch):
 @pytest.fixture
 def keep_channels_last(monkeypatch):
     """Let pooling and sums keep images channels last, as ``CHAINER_COMPAT_CUDNN=1`` does."""
+    from chainer import functions
     from chainer.functions.math import sum as math_sum
     from chainer.functions.pooling import average_pooling_2d, average_pooling_nd, max_pooling_nd
 
-    from chainer_fast.repairs import pooling, sums
+    from chainer_fast.repairs import reductions
 
-    for module, name, repair in (
-        (max_pooling_nd, "MaxPoolingND", pooling.keep_order_of_maxima),
-        (average_pooling_2d, "AveragePooling2D", pooling.keep_order_of_means("AveragePooling2D")),
-        (average_pooling_nd, "AveragePoolingND", pooling.keep_order_of_means("AveragePoolingND")),
+    for module, name in (
+        (max_pooling_nd, "MaxPoolingND"),
+        (average_pooling_2d, "AveragePooling2D"),
+        (average_pooling_nd, "AveragePoolingND"),
     ):
         for each in (name, f"{name}Grad"):
             own = inspect.unwrap(getattr(module, each).forward_gpu)
             monkeypatch.setattr(getattr(module, each), "forward_gpu", own)
         for attribute in ("places", "indexes", "is_channels_last"):
             monkeypatch.setattr(getattr(module, name), attribute, None, raising=False)
-        repair(module)
     monkeypatch.setattr(math_sum.Sum, "forward", inspect.unwrap(math_sum.Sum.forward))
-    sums.sum_by_channel(math_sum)
+    reductions.reduce_by_kernels(functions)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from chainer.backends import cuda
 
 from chainer_fast.channels_last import layout
 from chainer_fast.channels_last.kernels import Kernels
-from chainer_fast.repairs import pooling, sums
+from chainer_fast.repairs import reductions
 from libs.chainer_fast.tests.stand_in_cuda import Cupy
 from libs.chainer_fast.tests.stand_in_kernels import Array, Kernel, to_gpu
 
@@ -47,8 +47,7 @@ def cupy(monkeypatch, compiled, keep_channels_last):
     for module in (cuda, chainer.backend):
         monkeypatch.setattr(module, "get_array_module", get_array_module)
     monkeypatch.setattr(Kernel, "compiled", staticmethod(compiled), raising=False)
-    for repairs in (pooling, sums):
-        monkeypatch.setattr(repairs, "the_kernels", lambda: Kernels(cupy))
+    monkeypatch.setattr(reductions, "the_kernels", lambda: Kernels(cupy))
     return cupy
 
 

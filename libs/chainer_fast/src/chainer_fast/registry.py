@@ -21,10 +21,9 @@ from chainer_fast.repairs import (
     ideep,
     launches,
     passes,
-    pooling,
     recordable,
+    reductions,
     starting,
-    sums,
     waits,
 )
 from chainer_fast.repairs.compute_mode import CHANNELS_LAST, CUDNN
@@ -174,29 +173,13 @@ REPAIRS = (
         channels_last.keep_layout,
         option=CUDNN,
     ),
-    *(
-        Repair(
-            f"channels-last-{what}",
-            f"chainer.functions.{module}",
-            "Chainer's kernels copy channels-last images to another order, or are slow with them",
-            cupy_is_14,
-            function,
-            option=CUDNN,
-        )
-        for what, module, function in (
-            ("max-pooling", "pooling.max_pooling_nd", pooling.keep_order_of_maxima),
-            (
-                "average-pooling",
-                "pooling.average_pooling_2d",
-                pooling.keep_order_of_means("AveragePooling2D"),
-            ),
-            (
-                "average-pooling-nd",
-                "pooling.average_pooling_nd",
-                pooling.keep_order_of_means("AveragePoolingND"),
-            ),
-            ("sum", "math.sum", sums.sum_by_channel),
-        )
+    Repair(
+        "channels-last-reductions",
+        "chainer.functions",
+        "Chainer's kernels copy channels-last images to another order, or are slow with them",
+        cupy_is_14,
+        reductions.reduce_by_kernels,
+        option=CUDNN,
     ),
     Repair(
         "compute-mode-links",

@@ -1,11 +1,11 @@
-"""Pool images that lie channels last, in float16, without another order in between.
+"""Pool and sum float16 images that lie channels last by kernels of this package.
 
-All other calls go to Chainer's own code.
+Chainer's copy such images to another order, or use few threads. All other calls go to them.
 """
 
 import functools
+import importlib
 import math
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -13,8 +13,20 @@ from chainer_compat import surgery
 from chainer_fast.channels_last import layout
 from chainer_fast.channels_last.kernels import MOST_PLACES, NOWHERE, Pair, takes, the_kernels
 
+_ALL_BUT_CHANNELS = [0, 2, 3]
 
-def keep_order_of_maxima(module: ModuleType) -> None:
+
+def reduce_by_kernels(functions: ModuleType) -> None:
+    """Change Chainer's classes for pooling and sums."""
+    name = functions.__name__
+    max_pool(importlib.import_module(f"{name}.pooling.max_pooling_nd"))
+    for module, of in (("2d", "2D"), ("nd", "ND")):
+        pooling = importlib.import_module(f"{name}.pooling.average_pooling_{module}")
+        average_pool(pooling, f"AveragePooling{of}")
+    sum_by_channel(importlib.import_module(f"{name}.math.sum"))
+
+
+def max_pool(module: ModuleType) -> None:
     """Let max pooling and its gradient give channels-last arrays if they get them."""
     pooling, gradient = module.MaxPoolingND, module.MaxPoolingNDGrad
     forward, backward = pooling.forward_gpu, gradient.forward_gpu
@@ -42,32 +54,47 @@ def keep_order_of_maxima(module: ModuleType) -> None:
         return (the_kernels().max_pool_gradient(gy, f.places, *_windows(f), f._in_shape),)
 
 
-def keep_order_of_means(name: str) -> Callable[[ModuleType], None]:
-    """Return a repair of a class for average pooling, and of its gradient."""
+def average_pool(module: ModuleType, name: str) -> None:
+    """Let a class for average pooling, and its gradient, give channels-last arrays too."""
+    pooling, gradient = getattr(module, name), getattr(module, f"{name}Grad")
+    forward, backward = pooling.forward_gpu, gradient.forward_gpu
+    pooling.is_channels_last = False
 
-    def repair(module: ModuleType) -> None:
-        pooling, gradient = getattr(module, name), getattr(module, f"{name}Grad")
-        forward, backward = pooling.forward_gpu, gradient.forward_gpu
-        pooling.is_channels_last = False
+    @surgery.replaces(pooling, "forward_gpu")
+    def forward_gpu(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        (x,) = inputs
+        if not takes(x) or getattr(self, "pad_value", 0) is None:
+            return forward(self, inputs)
+        self._in_shape, self._in_dtype, self.is_channels_last = x.shape, x.dtype, True
+        return (the_kernels().average_pool(x, *_windows(self), _outs(module, self, x)),)
 
-        @surgery.replaces(pooling, "forward_gpu")
-        def forward_gpu(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            (x,) = inputs
-            if not takes(x) or getattr(self, "pad_value", 0) is None:
-                return forward(self, inputs)
-            self._in_shape, self._in_dtype, self.is_channels_last = x.shape, x.dtype, True
-            return (the_kernels().average_pool(x, *_windows(self), _outs(module, self, x)),)
+    @surgery.replaces(gradient, "forward_gpu")
+    def gradient_gpu(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        (gy,) = inputs
+        f = self.apool2d if hasattr(self, "apool2d") else self.func
+        if not f.is_channels_last or gy.dtype != f._in_dtype:
+            return backward(self, inputs)
+        gy = layout.converted(module.cuda.cupy, gy)
+        return (the_kernels().average_pool_gradient(gy, *_windows(f), f._in_shape),)
 
-        @surgery.replaces(gradient, "forward_gpu")
-        def gradient_gpu(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            (gy,) = inputs
-            f = self.apool2d if hasattr(self, "apool2d") else self.func
-            if not f.is_channels_last or gy.dtype != f._in_dtype:
-                return backward(self, inputs)
-            gy = layout.converted(module.cuda.cupy, gy)
-            return (the_kernels().average_pool_gradient(gy, *_windows(f), f._in_shape),)
 
-    return repair
+def sum_by_channel(module: ModuleType) -> None:
+    """Let images be summed over all axes except the channels, as for the gradient of a bias."""
+    original = module.Sum.forward
+    cuda = importlib.import_module("chainer.backends.cuda")
+
+    @surgery.replaces(module.Sum, "forward")
+    def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        (x,) = inputs
+        if (
+            type(x) is not cuda.ndarray
+            or self.axis is None
+            or not takes(x)
+            or sorted(axis + 4 * (axis < 0) for axis in self.axis) != _ALL_BUT_CHANNELS
+        ):
+            return original(self, inputs)
+        sums = the_kernels().sum_over_images(x)
+        return (sums.reshape(1, -1, 1, 1) if self.keepdims else sums,)
 
 
 def _windows(f: Any) -> tuple[Pair, Pair, Pair]:
