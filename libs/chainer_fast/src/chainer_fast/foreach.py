@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy
 
-from chainer_fast.channels_last.order import lie_alike, memory_of
+from chainer_fast.channels_last.layout import lie_alike, raveled
 
 # Number of threads that share a piece of an array, and largest number of elements in a piece.
 _THREADS, _PIECE = 256, 4096
@@ -159,7 +159,7 @@ class Calls:
             elif recording is None:
                 kernel(*args)
             else:
-                raise ValueError("arrays with gaps in memory cannot be updated in a graph")
+                raise ValueError("arrays in different orders cannot be updated in a graph")
         if not rows:
             return
         if len(rows) < 2 and recording is None:
@@ -170,7 +170,7 @@ class Calls:
         table[1:, 0] = ends[:-1]
         first = list(together[0])
         for k in positions:
-            first[k] = memory_of(first[k])
+            first[k] = raveled(first[k])
         upload: Callable[[Any], Any] = self._xp.asarray if recording is None else recording.upload
         on_gpu = upload(table.T.ravel())
         more: tuple[Any, ...] = ()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from chainer_fast.channels_last.order import brought, lie_alike
+from chainer_fast.channels_last.layout import lie_alike
 from chainer_fast.foreach import Call, Calls, Later, Recording
 
 #: Largest number of elements of gradients that a launch covers: 256 MiB in float32.
@@ -136,10 +136,19 @@ def step_of(parameter: Any, chainer: ModuleType) -> Step | None:
 def _bring_into_order(step: Step, xp: Any) -> None:
     """Let gradient, state and float32 copy lie in memory as the parameter does."""
     rule, like = step.rule, step.array
-    step.parameter._set_grad_without_check(brought(xp, step.gradient, like))
-    rule.state.update({name: brought(xp, array, like) for name, array in rule.state.items()})
+    step.parameter._set_grad_without_check(_laid_like(xp, step.gradient, like))
+    rule.state.update({name: _laid_like(xp, array, like) for name, array in rule.state.items()})
     if step.data is not like:
-        rule._fp32_param.array = brought(xp, step.data, like)
+        rule._fp32_param.array = _laid_like(xp, step.data, like)
+
+
+def _laid_like(xp: Any, array: Any, other: Any) -> Any:
+    """Return an array, or a copy of it that lies in memory as another array does."""
+    if lie_alike([array, other]):
+        return array
+    copy = xp.empty_like(other, dtype=array.dtype)
+    copy[...] = array
+    return copy
 
 
 def _portions(steps: Iterable[Step]) -> Iterator[list[Step]]:

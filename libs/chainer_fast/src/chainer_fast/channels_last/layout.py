@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -65,6 +66,18 @@ def converted(xp: ModuleType | Any, array: Any) -> Any:
     if flat(array).flags.c_contiguous:
         return array
     return shaped(xp.ascontiguousarray(flat(array)))
+
+
+def lie_alike(arrays: Sequence[Any]) -> bool:
+    """Return whether all arrays are dense in Chainer's order, or all lie channels last."""
+    return all(array.flags.c_contiguous for array in arrays) or all(
+        array.ndim == 4 and flat(array).flags.c_contiguous for array in arrays
+    )
+
+
+def raveled(array: Any) -> Any:
+    """Return a view of shape (n,), in the order of memory, of an array that `lie_alike` takes."""
+    return (array if array.flags.c_contiguous else flat(array)).ravel()
 
 
 @functools.cache
