@@ -13,17 +13,8 @@ from models import ARCHITECTURES
 # lists are compared instead of their names.
 NO_SETTINGS = {
     *("lists", "train", "val", "root", "mean", "classes", "drawn"),
-    *("val_batchsize", "epoch", "communicator", "gpu", "graphs", "channels_last"),
-    *(
-        "loaderjob",
-        "prefetch",
-        "skip_unreadable",
-        "allow_outside",
-        "out",
-        "resume",
-        "evaluate",
-        "tensorboard",
-    ),
+    *("val_batchsize", "epoch", "communicator", "gpu", "graphs", "channels_last", "loaderjob"),
+    *("prefetch", "skip_unreadable", "allow_outside", "out", "resume", "evaluate", "tensorboard"),
     *("quiet", "test"),
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from chainer_fast.channels_last.kernels import the_kernels
+
 
 class Gpu:
     """A GPU with CuPy. Tests replace it."""
@@ -46,11 +48,8 @@ class Gpu:
 
     def padded(self, images: Any, n_channels: int) -> Any:
         """Return a channels-last copy of float16 images, with more channels: zeros."""
-        return self._kernels().padded(images, n_channels)
+        return the_kernels().padded(images, n_channels)
 
     def add_bias(self, images: Any, bias: Any) -> None:
         """Add a number to each channel of channels-last float16 images, in place."""
-        self._kernels().add_bias(images, bias)
-
-    def _kernels(self) -> Any:
-        return importlib.import_module("chainer_fast.channels_last.kernels").the_kernels()
+        the_kernels().add_bias(images, bias)

@@ -1,4 +1,4 @@
-"""Which part of a step this thread computes, as far as fusing is concerned."""
+"""The step that this thread takes, if functions in it may be fused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chainer_fast.cudnn.fused_normalization import Normalization
 
 
 class Step(Protocol):
-    """What functions tell a step, and ask it."""
+    """What Chainer's functions tell the step, and ask it; `fusing` has the steps."""
 
     def normalize(self, normalization: Normalization) -> Any:
         """Return the result of a normalization, or an array for it."""

@@ -104,7 +104,7 @@ class FusedNormalizer:
             *(call.eps, gpu.pointer(call.mean), gpu.pointer(call.inv_std)),
             *(self._relu if then else None, workspace.ptr, size, kept.ptr, n_kept),
         )
-        # Gradients are those of what follows, even if the rest is computed once more.
+        # Gradients stay those of the fused call if the normalization alone is computed once more.
         if then or not call.then:
             call.kept, call.then = kept, then
 
@@ -197,10 +197,10 @@ class Normalization:
         #: The averages, until they have moved.
         self.averages = averages
         self.mean, self.inv_std = (normalizer.gpu.empty(gamma.shape, STATISTICS) for _ in range(2))
-        #: What was computed, and what it keeps for the gradients.
+        #: What the last launch computed, and memory that cuDNN keeps for its gradients.
         self.then = Then.NOTHING
         self.kept: Any = None
-        #: Whether somebody besides ReLU needs what the result is made from.
+        #: Whether others than ReLU read what lies between, so that gradients are computed apart.
         self.is_shared = False
         self._passed: tuple[Any, tuple[Any, Any, Any]] | None = None
 

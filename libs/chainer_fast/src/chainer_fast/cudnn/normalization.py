@@ -133,18 +133,17 @@ class Normalizer:
         return empty(x.shape, x.dtype), *statistics
 
     def _describe(
-        self, shape: tuple[int, ...], dtype: Any, is_channels_last: bool = False
+        self, shape: tuple[int, ...], dtype: Any, channels_last: bool = False
     ) -> list[Any]:
         """Return cuDNN's descriptors of images and of their statistics."""
         found = []
-        of_images = _CHANNELS_LAST if is_channels_last else _CHANNELS_FIRST
-        for order, described, of in (
-            (of_images, shape, dtype.name),
-            (_CHANNELS_FIRST, (1, shape[1], 1, 1), STATISTICS),
+        order = _CHANNELS_LAST if channels_last else _CHANNELS_FIRST
+        for described, kind in (
+            (shape, (order, _DTYPES[dtype.name])),
+            ((1, shape[1], 1, 1), (_CHANNELS_FIRST, _DTYPES[STATISTICS])),
         ):
             descriptor = _POINTER()
             self.call("cudnnCreateTensorDescriptor", descriptor)
-            kind = (order, _DTYPES[of])
             self.call("cudnnSetTensor4dDescriptor", descriptor, *kind, *described)
             found.append(descriptor.value)
         return found

@@ -1,4 +1,4 @@
-"""Give images of few channels more, which are zeros: tensor cores read eight channels at once."""
+"""Pad images of few channels with zeros: tensor cores read eight channels at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chainer_fast.channels_last import layout
 from chainer_fast.cudnn.graphs import Convolution
 from chainer_fast.cudnn.runner import Runner
 
-#: Channels that images and filters get at least.
+#: Images and filters get at least so many channels.
 CHANNELS = 8
 
 
@@ -44,7 +44,7 @@ def padded(problem: Convolution) -> Convolution:
     # Padding a result gains nothing.
     if not problem.channels_last or problem.computes == "x":
         return problem
-    # Groups, or no convolution at all: without checks of types, that comes as far as here.
+    # There may be groups, or shapes that do not match, if type checks are off.
     if problem.x[1] != problem.w[1] or problem.x[1] >= CHANNELS:
         return problem
     n, _, *size = problem.x
