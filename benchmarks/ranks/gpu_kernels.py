@@ -44,7 +44,7 @@ def channels_last(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     if len(shape) < 4:
         return array
     n, c, h, w = shape
-    return layout.shaped(array.reshape(n, h, w, c))
+    return layout.as_shaped(array.reshape(n, h, w, c))
 
 
 def copy(n_bytes: int) -> Step:

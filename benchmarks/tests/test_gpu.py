@@ -154,7 +154,7 @@ def test_each_kernel_gets_the_arguments_that_it_takes(
     gpu_kernels.prepare(name)()
     ((method, arrays, options),) = called.method_calls
     assert method == case.method
-    assert layout.flat(arrays[0]).flags.c_contiguous == (method != "padded")
+    assert layout.as_stored(arrays[0]).flags.c_contiguous == (method != "padded")
     assert {each.nbytes / each.size for each in arrays} <= {1, 2}
     assert options.items() >= case.options.items()
 

@@ -22,7 +22,7 @@ import json, sys
 sys.path.insert(0, "apps/imagenet")
 import chainer, cupy, numpy as np
 import chainer.functions as F, chainer.links as L
-from chainer_fast.channels_last.layout import flat
+from chainer_fast.channels_last.layout import as_stored
 import models
 
 
@@ -36,7 +36,7 @@ class Watch(chainer.FunctionHook):
         for array in arrays:
             if getattr(array, "ndim", 0) == 4 and min(array.shape[1], array[0, 0].size) > 1:
                 is_view = array.strides[1] == array.itemsize
-                if not is_view and not flat(array).flags.c_contiguous:
+                if not is_view and not as_stored(array).flags.c_contiguous:
                     self.found.add((type(function).__name__, array.shape[1]))
 
     def forward_preprocess(self, function, in_data):
@@ -94,7 +94,7 @@ def train(network, size):
     for _ in range(8):
         optimizer.update(model, x, t)
     filters = [p for p in model.params() if p.array.ndim == 4]
-    assert all(flat(array).flags.c_contiguous for p in filters for array in (p.array, p.grad))
+    assert all(as_stored(array).flags.c_contiguous for p in filters for array in (p.array, p.grad))
     graphs = optimizer.cuda_graphs
     return graphs.n_launched, graphs.n_fused, sorted(watch.found)
 

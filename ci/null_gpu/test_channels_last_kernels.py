@@ -27,7 +27,7 @@ cupy.RawKernel = lambda source, name, options: launched.add((name, options)) or 
     source, name, options)
 
 def lies_last(array):
-    return layout.flat(array).flags.c_contiguous
+    return layout.as_stored(array).flags.c_contiguous
 
 for device, channels in ((0, 8), (0, 4), (0, 5), (1, 8)):
     with cupy.cuda.Device(device):

@@ -39,7 +39,7 @@ def kernels(cupy):
 def draw(shape, seed=0):
     """Return channels-last integers: sums of them are exact in float32."""
     values = np.random.default_rng(seed).integers(-60, 60, size=shape)
-    return layout.shaped(to_gpu(np.ascontiguousarray(layout.flat(values)).astype("e")))
+    return layout.as_shaped(to_gpu(np.ascontiguousarray(layout.as_stored(values)).astype("e")))
 
 
 def pixels_of(size, k, s, p, out):
@@ -62,7 +62,7 @@ def each_window(shape, windows):
 
 
 def check(found, expected):
-    assert layout.flat(found).flags.c_contiguous
+    assert layout.as_stored(found).flags.c_contiguous
     assert found.dtype == HALF
     np.testing.assert_array_equal(found, np.asarray(expected).astype(HALF))
 
@@ -94,7 +94,7 @@ def test_sums_are_exact_whatever_the_number_of_channels(channels, shape, kernels
 
 def test_sums_are_of_many_blocks_and_of_float32(kernels, cupy):
     # In float16, 2048 + 1 is 2048.
-    x = layout.shaped(to_gpu(np.ones((4, 100, 100, 24), "e")))
+    x = layout.as_shaped(to_gpu(np.ones((4, 100, 100, 24), "e")))
     np.testing.assert_array_equal(kernels.sum_over_images(x), np.full(24, 40000, "e"))
     (name, _, (blocks, _)), _ = cupy.launches
     assert (name, blocks) == ("sum_rows", 30)
@@ -174,7 +174,7 @@ def test_more_images_than_a_grid_is_high(kernels, cupy):
 
 def test_arrays_that_are_not_aligned(kernels, cupy):
     room = to_gpu(np.zeros(1 + 2 * 3 * 3 * 16, "e"))
-    x = layout.shaped(room[1:].reshape(2, 3, 3, 16))
+    x = layout.as_shaped(room[1:].reshape(2, 3, 3, 16))
     x[...] = draw(x.shape)
     y = kernels.average_pool(x, (3, 3), (3, 3), (0, 0), (1, 1))
     check(y, x.astype("d").mean(axis=(2, 3), keepdims=True))

@@ -15,7 +15,7 @@ from chainer.functions.activation.relu import ReLU, ReLUGrad2
 from chainer.functions.math.basic_math import Add
 from chainer.functions.normalization import batch_normalization
 
-from chainer_fast.channels_last.layout import MODE, shaped
+from chainer_fast.channels_last.layout import MODE, as_shaped
 from chainer_fast.cudnn.fused_normalization import FusedNormalizer
 from chainer_fast.cudnn.normalization import Normalizer
 from chainer_fast.cudnn.runner import Runner
@@ -1069,7 +1069,7 @@ def images(n):
     random = np.random.default_rng(0)
     return [
         (
-            shaped(to_gpu(random.normal(size=(2, 3, 4, 8)).astype(np.float16))),
+            as_shaped(to_gpu(random.normal(size=(2, 3, 4, 8)).astype(np.float16))),
             to_gpu(random.normal(size=(2, 8, 3, 4)).astype(np.float32)),
         )
         for _ in range(n)

@@ -51,6 +51,6 @@ class HostGpu(runner.Gpu):
         return found
 
     def add_bias(self, images, bias):
-        flat = layout.flat(images)
+        flat = layout.as_stored(images)
         assert flat.flags.c_contiguous
         flat += bias

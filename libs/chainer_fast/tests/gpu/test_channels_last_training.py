@@ -40,8 +40,8 @@ def normalize(normalizer, device):
     xp = device.xp
 
     def run(x, gamma, beta, z, gy, then):
-        flat = (np.ascontiguousarray(layout.flat(each)) for each in (x, z, gy))
-        x, z, gy = (layout.shaped(xp.asarray(each)) for each in flat)
+        flat = (np.ascontiguousarray(layout.as_stored(each)) for each in (x, z, gy))
+        x, z, gy = (layout.as_shaped(xp.asarray(each)) for each in flat)
         averages = [xp.asarray(np.full(gamma.shape, value, "f")) for value in (0, 1)]
         gamma, beta = xp.asarray(gamma), xp.asarray(beta)
         call = Normalization(normalizer, x, gamma, beta, EPS, DECAY, averages)
@@ -57,7 +57,7 @@ def normalize(normalizer, device):
 
 
 def to_host(array):
-    found = layout.shaped(layout.flat(array).get()) if array.ndim == 4 else array.get()
+    found = layout.as_shaped(layout.as_stored(array).get()) if array.ndim == 4 else array.get()
     return found.astype("d")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 
-from chainer_fast.channels_last.layout import shaped
+from chainer_fast.channels_last.layout import as_shaped
 from chainer_fast.repairs import bandwidth
 
 pytestmark = pytest.mark.gpu
@@ -64,7 +64,7 @@ def test_steps_of_all_parameters_at_once(device, name, monkeypatch):
         model.to_device(device)
         with model.init_scope():
             values = device.send(random.normal(size=(9, 3, 3, 64)).astype("e"))
-            model.filters = chainer.Parameter(shaped(values))
+            model.filters = chainer.Parameter(as_shaped(values))
         optimizer = STEPS[name]().setup(model)
         optimizer.use_fp32_update()
         optimizer.loss_scaling(scale=100.0)

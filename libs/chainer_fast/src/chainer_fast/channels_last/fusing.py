@@ -18,7 +18,7 @@ from chainer.functions.activation.relu import ReLU
 from chainer.functions.math.basic_math import Add
 
 from chainer_fast.channels_last.current_step import taking_part
-from chainer_fast.channels_last.layout import flat, is_channels_last, shaped
+from chainer_fast.channels_last.layout import as_shaped, as_stored, is_channels_last
 from chainer_fast.cudnn.fused_normalization import Normalization, Then
 
 #: What follows each normalization of a step, by its number in the step.
@@ -207,7 +207,7 @@ class Fused(_Step):
         if self._leaves_out:
             y = between.normalization.empty()
         else:  # with a copy, so that the comparison shows whether it is changed before ReLU
-            y, z = compute(), shaped(flat(z).copy())
+            y, z = compute(), as_shaped(as_stored(z).copy())
         self._note(y, _Between(between.number, between.normalization, z))
         return y
 
@@ -271,7 +271,7 @@ class Fused(_Step):
         else:
             y = between.normalization.launch()
             xp = chainer.backend.get_array_module(y)
-            xp.add(flat(y), flat(between.z), out=flat(array))
+            xp.add(as_stored(y), as_stored(between.z), out=as_stored(array))
 
     def _finish_all(self) -> None:
         for reference, between in list(self._between.values()):

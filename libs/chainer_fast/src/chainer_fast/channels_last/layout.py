@@ -1,6 +1,6 @@
 """What channels last means: strides of (images, rows, columns, channels) under Chainer's shape.
 
-Filters lie the same way, by output channel.
+Filters lie so too, with output channels in place of images.
 """
 
 from __future__ import annotations
@@ -34,50 +34,50 @@ def is_wanted(dtype: Any) -> bool:
 
 def is_channels_last(array: Any) -> bool:
     """Return whether an array lies channels last, and not in Chainer's order at the same time."""
-    return array.ndim == 4 and not array.flags.c_contiguous and flat(array).flags.c_contiguous
+    return array.ndim == 4 and not array.flags.c_contiguous and as_stored(array).flags.c_contiguous
 
 
 def is_kept(array: Any) -> bool:
     """Return whether functions of an array shall give channels-last results.
 
-    Chainer's own convolutions give channels-last arrays in all dtypes, but read others faster.
+    Convolutions without cuDNN give channels-last arrays in all dtypes, but read others faster.
     """
     return array.dtype.char in DTYPES and is_channels_last(array)
 
 
-def flat(array: Any) -> Any:
-    """Return a view with the axes of memory: C-contiguous if the array lies channels last."""
+def as_stored(array: Any) -> Any:
+    """Return a view with axes in the order of memory, if the array lies channels last."""
     return array.transpose(0, 2, 3, 1)
 
 
-def shaped(array: Any) -> Any:
-    """Return a view of an array with the axes of memory that has those of Chainer."""
-    return array.transpose(0, 3, 1, 2)
+def as_shaped(stored: Any) -> Any:
+    """Return a view with axes in Chainer's order; the inverse of `as_stored`."""
+    return stored.transpose(0, 3, 1, 2)
 
 
 def empty(xp: ModuleType | Any, shape: tuple[int, ...], dtype: Any) -> Any:
     """Return an uninitialized channels-last array of this shape, by ``xp.empty``."""
     n, c, h, w = shape
-    return shaped(xp.empty((n, h, w, c), dtype))
+    return as_shaped(xp.empty((n, h, w, c), dtype))
 
 
 def converted(xp: ModuleType | Any, array: Any) -> Any:
     """Return an array if it lies channels last, or a copy that does, by ``xp``."""
-    if flat(array).flags.c_contiguous:
+    if as_stored(array).flags.c_contiguous:
         return array
-    return shaped(xp.ascontiguousarray(flat(array)))
+    return as_shaped(xp.ascontiguousarray(as_stored(array)))
 
 
 def lie_alike(arrays: Sequence[Any]) -> bool:
     """Return whether all arrays are dense in Chainer's order, or all lie channels last."""
     return all(array.flags.c_contiguous for array in arrays) or all(
-        array.ndim == 4 and flat(array).flags.c_contiguous for array in arrays
+        array.ndim == 4 and as_stored(array).flags.c_contiguous for array in arrays
     )
 
 
 def raveled(array: Any) -> Any:
     """Return a view of shape (n,), in the order of memory, of an array that `lie_alike` takes."""
-    return (array if array.flags.c_contiguous else flat(array)).ravel()
+    return (array if array.flags.c_contiguous else as_stored(array)).ravel()
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def run(runner: Runner, problem: Convolution, first: Any, second: Any) -> Any:
     result = runner.run(wide, pad(first, CHANNELS), second)
     if result is None:
         return None
-    return layout.shaped(runner.gpu.copy(layout.flat(result)[..., : problem.w[1]]))
+    return layout.as_shaped(runner.gpu.copy(layout.as_stored(result)[..., : problem.w[1]]))
 
 
 def padded(problem: Convolution) -> Convolution:

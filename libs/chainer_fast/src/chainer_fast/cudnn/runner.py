@@ -78,11 +78,11 @@ class Runner:
 
     def readable(self, array: Any, *, channels_last: bool = False) -> Any:
         """Return an array, or a copy if cuDNN could not read it correctly in this order."""
-        view = layout.flat(array) if channels_last else array
+        view = layout.as_stored(array) if channels_last else array
         if view.flags.c_contiguous and self.gpu.pointer(array) % ALIGNMENT == 0:
             return array
         copy = self.gpu.copy(view)
-        return layout.shaped(copy) if channels_last else copy
+        return layout.as_shaped(copy) if channels_last else copy
 
     def _mine(self) -> _Plans:
         """Return this thread's plans for the current device, set to the current stream."""

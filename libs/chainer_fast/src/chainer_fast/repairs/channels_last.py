@@ -1,8 +1,8 @@
 """Keep images channels last: functions give what they get.
 
 CuPy gives results in C order, whatever the strides of its inputs are. So functions get views with
-the axes of memory, and views of their results have Chainer's shapes again. Functions that are not
-named here give correct arrays in C order.
+axes in the order of memory, and views of their results have Chainer's shapes again. Functions that
+are not named here, or in ``reductions``, give correct arrays in C order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from chainer_compat import surgery
-from chainer_fast.channels_last.layout import flat, is_kept, shaped
+from chainer_fast.channels_last.layout import as_shaped, as_stored, is_kept
 
 Forward = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
 
@@ -40,11 +40,11 @@ ELEMENTWISE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "noise.dropout": {"Dropout": ("mask",), "DropoutGrad": ("mask",)},
 }
-#: Where ``flat`` puts each axis.
+#: Where ``as_stored`` puts each axis.
 _PLACES = (0, 3, 1, 2)
 #: The axes of a batch of images over which statistics are taken, and the place of channels.
 _BY_CHANNEL = (0, 2, 3), (None, slice(None), None, None)
-_BY_CHANNEL_FLAT = (0, 1, 2), (None, None, None, slice(None))
+_BY_CHANNEL_STORED = (0, 1, 2), (None, None, None, slice(None))
 
 
 def array_type() -> type[Any]:
@@ -80,17 +80,15 @@ def elementwise(own: Forward, held: Sequence[str] = ()) -> Forward:
 
     @functools.wraps(own)
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        before = {name: getattr(self, name) for name in held}
-        given = [array for array in before.values() if array is not None]
-        if not _keep_layout((*inputs, *given)):
+        found = {name: getattr(self, name) for name in held}
+        given = {name: array for name, array in found.items() if array is not None}
+        if not _keep_layout((*inputs, *given.values())):
             return own(self, inputs)
-        views = {name: None if array is None else flat(array) for name, array in before.items()}
-        with _attributes(self, **views):
-            results = own(self, tuple(map(flat, inputs)))
-            made = {name: getattr(self, name) for name in held if before[name] is None}
-        for name, array in made.items():
-            setattr(self, name, shaped(array))
-        return tuple(map(shaped, results))
+        with _attributes(self, **{name: as_stored(array) for name, array in given.items()}):
+            results = own(self, tuple(map(as_stored, inputs)))
+        for name in found.keys() - given.keys():
+            setattr(self, name, as_shaped(getattr(self, name)))
+        return tuple(map(as_shaped, results))
 
     return forward
 
@@ -103,8 +101,8 @@ def concatenate(own: Forward) -> Forward:
         if not _keep_layout(inputs):
             return own(self, inputs)
         with _attributes(self, axis=_PLACES[self.axis]):
-            (result,) = own(self, tuple(map(flat, inputs)))
-        return (shaped(result),)
+            (result,) = own(self, tuple(map(as_stored, inputs)))
+        return (as_shaped(result),)
 
     return forward
 
@@ -119,7 +117,7 @@ def keep_layout_of_normalization(module: ModuleType) -> None:
     def apply_(xp: Any, *arrays: Any) -> Any:
         if not _keep_layout(arrays):
             return normalized(xp, *arrays)
-        return shaped(normalized(xp, *map(flat, arrays)))
+        return as_shaped(normalized(xp, *map(as_stored, arrays)))
 
     @surgery.replaces(general, "backward")
     def backward(
@@ -135,21 +133,21 @@ def keep_layout_of_normalization(module: ModuleType) -> None:
     ) -> tuple[Any, ...]:
         if (axis, expander) != _BY_CHANNEL or not _keep_layout((x, gy)):
             return gradients(self, axis, gamma, gy, x, x_layout, xp, expander, *rest)
-        axis, expander = _BY_CHANNEL_FLAT
+        axis, expander = _BY_CHANNEL_STORED
         gx, *others = gradients(
-            self, axis, gamma, flat(gy), flat(x), x_layout, xp, expander, *rest
+            self, axis, gamma, as_stored(gy), as_stored(x), x_layout, xp, expander, *rest
         )
-        return shaped(gx), *others
+        return as_shaped(gx), *others
 
     @surgery.replaces(module.FixedBatchNormalizationGrad, "forward")
     def forward(self: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, *statistics, gy = inputs
         if (self.axis, self.expander) != _BY_CHANNEL or not _keep_layout((x, gy)):
             return fixed_gradients(self, inputs)
-        axis, expander = _BY_CHANNEL_FLAT
+        axis, expander = _BY_CHANNEL_STORED
         with _attributes(self, axis=axis, expander=expander):
-            gx, *others = fixed_gradients(self, (flat(x), *statistics, flat(gy)))
-        return shaped(gx), *others
+            gx, *others = fixed_gradients(self, (as_stored(x), *statistics, as_stored(gy)))
+        return as_shaped(gx), *others
 
 
 def _keep_layout(arrays: Sequence[Any]) -> bool:

@@ -25,7 +25,7 @@ def lay_out_filters(module: ModuleType) -> None:
         if isinstance(array, cuda.ndarray) and layout.is_wanted(array.dtype):
             insist_on_cudnn()
             # Other variables exist for one step only.
-            if isinstance(W, chainer.Parameter) and not layout.flat(array).flags.c_contiguous:
+            if isinstance(W, chainer.Parameter) and not layout.as_stored(array).flags.c_contiguous:
                 with chainer.using_device(W.device):
                     W.array = layout.converted(cuda.cupy, array)
         return original(x, W, *args, **kwargs)
@@ -39,5 +39,5 @@ def set_channels_last(module: ModuleType) -> None:
     @surgery.replaces(array, "set")
     def set_(self: Any, arr: Any, stream: Any = None) -> None:
         if layout.is_channels_last(self) and getattr(arr, "shape", None) == self.shape:
-            self, arr = layout.flat(self), layout.flat(arr)
+            self, arr = layout.as_stored(self), layout.as_stored(arr)
         original(self, arr, stream)
