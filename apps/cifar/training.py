@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser, epoch: int) -> None:
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--graphs", action="store_true", help="launch each step on the GPU as one CUDA graph")
     add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
-    last = "lay images out by channel, as tensor cores need them"
+    last = "store images channels last, as tensor cores need them"
     add("--channels-last", action="store_true", help=last)
     add("--seed", type=int, default=0, help="seed of weights and random choices")
     add("--out", "-o", metavar="DIR", default="result", help="folder for all output")

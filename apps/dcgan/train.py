@@ -131,7 +131,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--mixed16", action="store_true", help="compute in float16, with float32 parameters")
-    last = "lay images out by channel, as tensor cores need them"
+    last = "store images channels last, as tensor cores need them"
     add("--channels-last", action="store_true", help=last)
     add("--seed", type=int, default=0, help="seed of weights, shuffling and latents")
     out = "folder for log, pictures and snapshots"

@@ -52,7 +52,7 @@ def parse_arguments(
     add("--communicator", help="default: chosen for your hosts and GPUs")
     add("--gpu", "-g", action="store_true", help="train on GPU")
     add("--graphs", action="store_true", help="launch each step on the GPU as one CUDA graph")
-    last = "lay images out by channel, as tensor cores need them"
+    last = "store images channels last, as tensor cores need them"
     add("--channels-last", action="store_true", help=last)
     add("--loaderjob", "-j", type=int, help="worker processes per rank that read images; 0: none")
     ahead = "with --gpu, convert batches and copy them while the GPU computes"

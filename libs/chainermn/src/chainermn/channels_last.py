@@ -28,6 +28,6 @@ def as_shaped(stored: Any, channels_last: bool) -> Any:
 
 
 def lay_out(parameter: Any) -> None:
-    """Let a parameter's array lie channels last, in a copy unless it does."""
+    """Give a parameter a channels-last copy of its array, unless it lies so already."""
     if not is_channels_last(parameter.array):
         parameter.array = as_shaped(as_stored(parameter.array, True).copy(order="C"), True)

@@ -1,8 +1,8 @@
-"""Let one kernel compute batch normalization, an addition and ReLU, where nobody reads in between.
+"""Compute batch normalization, an addition and ReLU by one kernel, if nothing reads in between.
 
-An eager step shows where: a hook sees what functions read, and `Variable.array` who else does. A
-recorded step then leaves out what lies between, until somebody unexpected reads it. The eager
-steps with which it is compared run the same kernels, and compute what lies between as well.
+An eager step shows where: a hook notes what functions read, and `Variable.array` what other code
+does. A recorded step then leaves out what lies between, until something unexpected reads it. The
+eager steps that it is compared with run the same kernels, and compute what lies between as well.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from chainer_fast.channels_last.current_step import taking_part
 from chainer_fast.channels_last.layout import as_shaped, as_stored, is_channels_last
 from chainer_fast.cudnn.fused_normalization import Normalization, Then
 
-#: What follows each normalization of a step, by its number in the step.
-Plan = Mapping[int, Then]
+#: What is computed with each normalization of a step, by its number in the step.
+FusionPlan = Mapping[int, Then]
 
 
 class _Between:
-    """An array between a normalization and the ReLU that may follow.
+    """The result of a normalization, or its sum with another array, which ReLU may read.
 
     Attributes
     ----------
     number : int
         Number of the normalization in the step.
     normalization : Normalization
-        The normalization, whose result this is, or one addend of it.
     z : array or None
-        The other part.
+        The other array of the sum.
     is_read : bool
-        Whether the function that was planned to has read it.
+        Whether the planned function has read it.
     """
 
     def __init__(self, number: int, normalization: Normalization, z: Any = None) -> None:
@@ -46,7 +45,7 @@ class _Between:
 
     @property
     def then(self) -> Then:
-        """What ReLU completes."""
+        """What is computed with the normalization if ReLU follows."""
         return Then.RELU if self.z is None else Then.ADD_RELU
 
 
@@ -111,7 +110,7 @@ class Observed(_Step):
         #: What has read a result, or a sum: classes of functions, and None for all other code.
         self._readers: defaultdict[tuple[int, Then], list[type | None]] = defaultdict(list)
 
-    def plan(self) -> Plan:
+    def plan(self) -> FusionPlan:
         """Return what may be computed together."""
         readers = self._readers
         first = {Then.RELU: ReLU, Then.ADD_RELU: Add}
@@ -136,7 +135,7 @@ class Observed(_Step):
         return y
 
     def rectify(self, x: Any) -> None:
-        """Return None: ReLU computes as ever."""
+        """Return None, so that ReLU computes as always."""
         if (found := self._find(x)) is not None:
             self._then[found.number] = found.then
 
@@ -156,14 +155,14 @@ class Observed(_Step):
 
 
 class Fused(_Step):
-    """A step that computes together what an earlier one has shown to be possible.
+    """A step that fuses what an earlier one has shown to be possible.
 
     Parameters
     ----------
     plan
-        What to compute together.
+        Result of `Observed.plan`.
     leaves_out
-        Whether what lies between is left out, unless an unexpected function reads it.
+        Whether to leave out what lies between, unless something unexpected reads it.
 
     Attributes
     ----------
@@ -171,7 +170,7 @@ class Fused(_Step):
         Number of normalizations that were computed with ReLU.
     """
 
-    def __init__(self, plan: Plan, *, leaves_out: bool) -> None:
+    def __init__(self, plan: FusionPlan, *, leaves_out: bool) -> None:
         super().__init__()
         self._plan, self._leaves_out = plan, leaves_out
         self._waiting: dict[int, Normalization] = {}
@@ -226,7 +225,7 @@ class Fused(_Step):
             self._finish(array, found)
 
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
-        """Compute what an unexpected function reads."""
+        """Compute what a function reads unexpectedly."""
         self._settle(in_data)
         self._expected = expected = self._planned(function, in_data)
         for array in in_data:
@@ -237,12 +236,12 @@ class Fused(_Step):
             expected[0].is_read = True
 
     def backward_preprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
-        """Compute what waits: somebody may have kept it, and averages move."""
+        """Compute all that was left out: programs may have kept it, and averages move."""
         if self._waiting or self._between:
             self._finish_all()
 
     def _settle(self, arrays: Sequence[Any]) -> None:
-        """Move averages before somebody else reads or moves them."""
+        """Move averages before anything else reads or moves them."""
         for number, waiting in list(self._waiting.items()):
             if any(one is other for one in waiting.averages or () for other in arrays):
                 self._waiting.pop(number).launch()
@@ -260,7 +259,7 @@ class Fused(_Step):
         return found
 
     def _finish(self, array: Any, between: _Between) -> None:
-        """Compute what was left out, for somebody whose gradient counts, too."""
+        """Compute what was left out, for a reader whose gradient counts, too."""
         del self._between[id(array)]
         between.normalization.is_shared = True
         if not self._leaves_out:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from chainer_fast.channels_last.fusing import Fused, Observed, Plan
+from chainer_fast.channels_last.fusing import Fused, FusionPlan, Observed
 from chainer_fast.channels_last.layout import is_wanted
 from chainer_fast.graphs import circumstances
 from chainer_fast.graphs.circumstances import Circumstances, of_loss_function
@@ -74,8 +74,8 @@ class CudaGraphs:
         self._graphs: dict[Hashable, RecordedStep] = {}
         self._seen: dict[Hashable, int] = {}
         self._never: set[Hashable] = set()
-        #: What may be computed together, as the last eager steps have shown.
-        self._together: dict[Hashable, Plan] = {}
+        #: What recordings may fuse, as the last eager steps have shown.
+        self._fusion_plans: dict[Hashable, FusionPlan] = {}
         self._device: Any = None
         self._n_since_launch = self._n_begun = 0
         self._shared: _Shared | None = None
@@ -193,7 +193,7 @@ class CudaGraphs:
             return _Plan(GIVE_UP, reason=f"in {MOST_EAGER} steps, {what} differed each time")
         if len(self._seen) > MOST_SEEN:
             self._seen.clear()
-            self._together.clear()
+            self._fusion_plans.clear()
         n_seen = self._seen[key] = self._seen.get(key, 0) + 1
         if key in self._never or n_seen < 2 or sum(self._seen.values()) <= N_FIRST:
             return _Plan(EAGER, key)
@@ -215,7 +215,7 @@ class CudaGraphs:
         self._graphs.clear()
         self._seen.clear()
         self._never.clear()
-        self._together.clear()
+        self._fusion_plans.clear()
         self._has_asked = self._is_on_gpu = False
 
     def _end(self, steps: Steps, reasons: Mapping[int, str]) -> None:
@@ -223,7 +223,7 @@ class CudaGraphs:
         self.settle(steps.optimizer)
         self._is_over = True
         self._graphs.clear()
-        self._together.clear()
+        self._fusion_plans.clear()
         self._circumstances, self._shared = Circumstances(), None
         steps.tell(f"no CUDA graphs: {_shown(reasons, steps)}. Training goes on without them")
 
@@ -243,7 +243,7 @@ class CudaGraphs:
         observed = Observed()
         with observed.step():
             self._eager_again(call)
-        self._together[key] = observed.plan()
+        self._fusion_plans[key] = observed.plan()
 
     def _eager_again(self, call: _Call) -> None:
         """Take a step without graphs, with the random numbers of the last one."""
@@ -332,7 +332,7 @@ class CudaGraphs:
             shared.scaling,
             shared.draws,
             self._circumstances,
-            self._together.get(key, {}),
+            self._fusion_plans.get(key, {}),
         )
 
     def _check(self, call: _Call, key: Hashable) -> None:
@@ -357,7 +357,7 @@ class CudaGraphs:
         scaling.restore()
         rules = circumstances.rule_values(optimizer)
         self.n_eager += 1
-        with Fused(recorded.plan, leaves_out=False).step():
+        with Fused(recorded.fusion_plan, leaves_out=False).step():
             self._eager_again(call)
         was_host = rules != circumstances.rule_values(optimizer)
         if was_host:

@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainer_fast.channels_last.fusing import Fused, Plan
+from chainer_fast.channels_last.fusing import Fused, FusionPlan
 from chainer_fast.graphs.circumstances import Attribute, Circumstances, pre_hooks
 from chainer_fast.graphs.drawing import Draws
 from chainer_fast.graphs.generators import generators_of, is_in, set_state, state_of
@@ -43,8 +43,8 @@ class RecordedStep:
         Random numbers of steps.
     circumstances
         Links, and their attributes that steps replace.
-    plan
-        What is computed together.
+    fusion_plan
+        What the step fuses.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class RecordedStep:
         scaling: Scaling,
         draws: Draws,
         circumstances: Circumstances,
-        plan: Plan,
+        fusion_plan: FusionPlan,
     ) -> None:
-        self.plan = plan
+        self.fusion_plan = fusion_plan
         #: Number of batch normalizations that are computed with ReLU.
         self.n_fused = 0
         self._steps, self._lossfun = steps, lossfun
@@ -151,7 +151,7 @@ class RecordedStep:
         args, kwds = self._inputs.recorded
         scale = None if vars(optimizer).get("_loss_scale") is None else scaling.scale
         with self._draws.step(), self._outputs.taken():
-            fused = Fused(self.plan, leaves_out=True)
+            fused = Fused(self.fusion_plan, leaves_out=True)
             with fused.step():
                 self._steps.gradients(self._lossfun, args, kwds, scale)
             self.n_fused = fused.n_fused

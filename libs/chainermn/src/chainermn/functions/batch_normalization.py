@@ -280,8 +280,8 @@ def _check(
 def _sum(x: Any, axes: tuple[int, ...], dtype: Any) -> Any:
     """Return the sums over some axes.
 
-    A GPU adds up rows of channels with few of its processors. So each of many groups of rows is
-    added up first.
+    If channels are the last axis, CuPy uses few of a GPU's processors. So rows are first added up
+    in many groups.
     """
     n_rows = math.prod(x.shape[: len(axes)])
     if len(axes) < 2 or sorted(axes) != list(range(len(axes))) or n_rows == 0:
@@ -293,7 +293,7 @@ def _sum(x: Any, axes: tuple[int, ...], dtype: Any) -> Any:
 
 @functools.cache
 def _n_groups(n_rows: int) -> int:
-    """Return the largest divisor of at most 1024."""
+    """Return the largest divisor up to 1024."""
     return next(n for n in range(1024, 0, -1) if n_rows % n == 0)
 
 
