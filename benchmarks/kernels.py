@@ -44,8 +44,8 @@ _MAXIMA = 1 + (1 + 0.5) / 4
 #: Cases by name.
 CASES = {
     "bias, 112x112": _case("add_bias", _FIRST, (64,), moved=2),
-    "sums by channel, 112x112": _case("sum_over_images", _FIRST, moved=1),
-    "sums by channel, 7x7": _case("sum_over_images", _LAST, moved=1),
+    "sums by channel, 112x112": _case("sum_by_channel", _FIRST, moved=1),
+    "sums by channel, 7x7": _case("sum_by_channel", _LAST, moved=1),
     "3 to 8 channels, 224x224": _case("padded", _PICTURES, moved=1 + 8 / 3, n_channels=8),
     "max pooling": _case("max_pool", _FIRST, moved=_MAXIMA, outs=(56, 56), **_WINDOWS),
     "gradient of max pooling": _case(

@@ -526,7 +526,7 @@ def _():
             gradient(node).forward_gpu((x,))
         Sum((0, 2, 3)).forward((x,))
     means = ["average_pool", "average_pool_gradient"]
-    assert called == ["max_pool", "max_pool_gradient", *means, *means, "sum_over_images"]
+    assert called == ["max_pool", "max_pool_gradient", *means, *means, "sum_by_channel"]
 
 
 def _on_gpu_by(name, node, *shapes):

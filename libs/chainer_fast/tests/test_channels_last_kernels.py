@@ -87,7 +87,7 @@ def test_a_bias_for_other_channels_is_refused(kernels):
 def test_sums_are_exact_whatever_the_number_of_channels(channels, shape, kernels):
     n, *sizes = shape
     x = draw((n, channels, *sizes))
-    found = kernels.sum_over_images(x)
+    found = kernels.sum_by_channel(x)
     assert (found.shape, found.dtype) == ((channels,), HALF)
     np.testing.assert_array_equal(found, x.astype("d").sum(axis=(0, 2, 3)).astype("e"))
 
@@ -95,7 +95,7 @@ def test_sums_are_exact_whatever_the_number_of_channels(channels, shape, kernels
 def test_sums_are_of_many_blocks_and_of_float32(kernels, cupy):
     # In float16, 2048 + 1 is 2048.
     x = layout.as_shaped(to_gpu(np.ones((4, 100, 100, 24), "e")))
-    np.testing.assert_array_equal(kernels.sum_over_images(x), np.full(24, 40000, "e"))
+    np.testing.assert_array_equal(kernels.sum_by_channel(x), np.full(24, 40000, "e"))
     (name, _, (blocks, _)), _ = cupy.launches
     assert (name, blocks) == ("sum_rows", 30)
 

@@ -203,6 +203,7 @@ REPAIRS = (
             "filters lie in Chainer's order, which every channels-last convolution has to change",
             cupy_is_14,
             filters.lay_out_filters,
+            # No option: without cuDNN, they refuse channels last.
         )
         for what in ("convolution", "deconvolution")
     ),

@@ -62,7 +62,7 @@ class Kernels:
         n, packs = y.size // lanes, y.shape[1] // lanes
         self._launch("add_bias", lanes, n, 1, y, bias, _int(n), _int(packs))
 
-    def sum_over_images(self, x: Any) -> Any:
+    def sum_by_channel(self, x: Any) -> Any:
         """Return the sum of each channel. Its additions are of float32, always in one order."""
         channels = x.shape[1]
         lanes = _lanes(channels, x)

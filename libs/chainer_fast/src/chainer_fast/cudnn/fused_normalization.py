@@ -15,7 +15,7 @@ from chainer_fast.channels_last.layout import empty
 from chainer_fast.cudnn.normalization import REPLACE, STATISTICS, Normalizer, the_normalizer
 
 #: The number of channels must be a multiple of this.
-CHANNELS = 4
+DIVISOR_OF_CHANNELS = 4
 
 _POINTER, _INT, _DOUBLE, _SIZE = (
     ctypes.c_void_p,

@@ -8,8 +8,8 @@ from chainer_fast.channels_last import layout
 from chainer_fast.cudnn.graphs import Convolution
 from chainer_fast.cudnn.runner import Runner
 
-#: Images and filters get at least so many channels.
-CHANNELS = 8
+#: Images and filters with fewer channels are padded to this number.
+FEWEST_CHANNELS = 8
 
 
 def run(runner: Runner, problem: Convolution, first: Any, second: Any) -> Any:
@@ -32,8 +32,8 @@ def run(runner: Runner, problem: Convolution, first: Any, second: Any) -> Any:
         return runner.run(problem, first, second)
     pad = runner.gpu.padded
     if wide.computes == "y":
-        return runner.run(wide, pad(first, CHANNELS), pad(second, CHANNELS))
-    result = runner.run(wide, pad(first, CHANNELS), second)
+        return runner.run(wide, pad(first, FEWEST_CHANNELS), pad(second, FEWEST_CHANNELS))
+    result = runner.run(wide, pad(first, FEWEST_CHANNELS), second)
     if result is None:
         return None
     return layout.as_shaped(runner.gpu.copy(layout.as_stored(result)[..., : problem.w[1]]))
@@ -45,9 +45,9 @@ def padded(problem: Convolution) -> Convolution:
     if not problem.channels_last or problem.computes == "x":
         return problem
     # There may be groups, or shapes that do not match, if type checks are off.
-    if problem.x[1] != problem.w[1] or problem.x[1] >= CHANNELS:
+    if problem.x[1] != problem.w[1] or problem.x[1] >= FEWEST_CHANNELS:
         return problem
     n, _, *size = problem.x
     filters, _, *window = problem.w
-    wide = problem._replace(x=(n, CHANNELS, *size), w=(filters, CHANNELS, *window))
+    wide = problem._replace(x=(n, FEWEST_CHANNELS, *size), w=(filters, FEWEST_CHANNELS, *window))
     return wide if wide.is_possible else problem

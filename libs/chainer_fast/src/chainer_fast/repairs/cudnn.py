@@ -17,7 +17,7 @@ from chainer_fast.channels_last import layout
 from chainer_fast.channels_last.current_step import current_step
 from chainer_fast.cudnn import graphs, padding
 from chainer_fast.cudnn.fused_normalization import (
-    CHANNELS,
+    DIVISOR_OF_CHANNELS,
     FusedNormalizer,
     Normalization,
     the_fused_normalizer,
@@ -242,7 +242,8 @@ def select_normalization(
         )
         if not goes:
             return chosen
-        return OfChannelsLast() if layout.is_kept(x) and x.shape[1] % CHANNELS == 0 else ByCudnn()
+        stays_last = layout.is_kept(x) and x.shape[1] % DIVISOR_OF_CHANNELS == 0
+        return OfChannelsLast() if stays_last else ByCudnn()
 
     return select
 

@@ -93,7 +93,7 @@ def sum_by_channel(module: ModuleType) -> None:
             or sorted(axis + 4 * (axis < 0) for axis in self.axis) != _ALL_BUT_CHANNELS
         ):
             return original(self, inputs)
-        sums = the_kernels().sum_over_images(x)
+        sums = the_kernels().sum_by_channel(x)
         return (sums.reshape(1, -1, 1, 1) if self.keepdims else sums,)
 
 
