@@ -90,7 +90,7 @@ class FusedNormalizer:
     def forward(self, call: Normalization, then: Then, z: Any, y: Any, averages: Any) -> None:
         """Compute ``y``, the mean and 1 / standard deviation of a call, and what it keeps."""
         gpu, x = self.gpu, call.x
-        images, statistics = self.normalizer.describe(x.shape, x.dtype, True)
+        images, statistics = self.normalizer.describe(x.shape, x.dtype, channels_last=True)
         size, _, n_kept = self._sizes(gpu.device(), x.shape, x.dtype, then)
         workspace, kept = gpu.allocate(size), gpu.allocate(n_kept)
         self.normalizer.call(
@@ -112,7 +112,7 @@ class FusedNormalizer:
         """Return the gradients with respect to x, gamma, beta, and z, or None."""
         gpu, x, then = self.gpu, call.x, call.then
         gy = self.readable(gy)
-        images, statistics = self.normalizer.describe(x.shape, x.dtype, True)
+        images, statistics = self.normalizer.describe(x.shape, x.dtype, channels_last=True)
         _, size, n_kept = self._sizes(gpu.device(), x.shape, x.dtype, then)
         workspace = gpu.allocate(size)
         gx = empty(gpu, x.shape, x.dtype)
@@ -143,7 +143,7 @@ class FusedNormalizer:
         self, device: int, shape: tuple[int, ...], dtype: Any, then: Then
     ) -> tuple[int, int, int]:
         """Return the bytes of workspace, forward and backward, and those to keep in between."""
-        images, statistics = self.normalizer.describe(shape, dtype, True)
+        images, statistics = self.normalizer.describe(shape, dtype, channels_last=True)
         call = (self._handle(), _PERSISTENT, then)
         relu, y = (self._relu, images) if then else (None, None)
         z = images if then is Then.ADD_RELU else None
@@ -197,7 +197,7 @@ class Normalization:
         #: The averages, until they have moved.
         self.averages = averages
         self.mean, self.inv_std = (normalizer.gpu.empty(gamma.shape, STATISTICS) for _ in range(2))
-        #: What the last launch computed, and memory that cuDNN keeps for its gradients.
+        #: What gradients are computed of, and memory that cuDNN keeps for them.
         self.then = Then.NOTHING
         self.kept: Any = None
         #: Whether others than ReLU read what lies between, so that gradients are computed apart.

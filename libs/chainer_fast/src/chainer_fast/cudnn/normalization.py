@@ -133,7 +133,7 @@ class Normalizer:
         return empty(x.shape, x.dtype), *statistics
 
     def _describe(
-        self, shape: tuple[int, ...], dtype: Any, channels_last: bool = False
+        self, shape: tuple[int, ...], dtype: Any, *, channels_last: bool = False
     ) -> list[Any]:
         """Return cuDNN's descriptors of images and of their statistics."""
         found = []
