@@ -122,61 +122,6 @@ def test_deconvolution(name, dtype, mode, device, done):
     assert {problem.channels_last for problem in done} == {mode is not None}
 
 
-def test_gradients_go_on_with_channels_last_outside_of_the_mode(device, done):
-    arrays = draw((2, 8, 9, 7), (16, 8, 3, 3), 16)
-    x, w, b = (chainer.Variable(device.send(array.astype("f2"))) for array in arrays)
-    with chainer.using_config("compute_mode", layout.MODE):
-        y = F.convolution_2d(x, w, b)
-    found = (y, *chainer.grad([y], [x, w]), F.deconvolution_2d(y, w))
-    assert all(layout.is_channels_last(each.array) for each in found)
-
-
-SNAPSHOTS = """
-import chainer, chainer.functions as F, chainer.links as L, numpy as np
-from chainer.backends import cuda
-from chainer_fast.channels_last import layout
-device = chainer.get_device("@cupy:0")
-device.use()
-chainer.global_config.dtype = chainer.mixed16
-x = device.send(np.random.RandomState(0).uniform(-1, 1, (4, 8, 9, 9)).astype("f2"))
-def make():
-    link = L.Convolution2D(8, 16, 3)
-    link.to_device(device)
-    optimizer = chainer.optimizers.Adam(0.01).setup(link)
-    optimizer.use_fp32_update()
-    return link, optimizer
-def train(link, optimizer, mode):
-    with chainer.using_config("compute_mode", mode):
-        for _ in range(3):
-            optimizer.update(lambda: F.mean(link(x) ** 2))
-    assert layout.is_channels_last(link.W.array) == (mode is not None)
-    return cuda.to_cpu(link.W.array).astype("f4")
-for modes in ((None, "cudnn_fast"), ("cudnn_fast", None)):
-    link, optimizer = make()
-    train(link, optimizer, modes[0])
-    target = chainer.serializers.DictionarySerializer()
-    target["link"].save(link)
-    target["optimizer"].save(optimizer)
-    expected = train(link, optimizer, modes[0])
-    for is_used in (False, True):
-        link, optimizer = make()
-        if is_used:
-            train(link, optimizer, modes[1])
-        source = chainer.serializers.NpzDeserializer(target.target)
-        source["link"].load(link)
-        source["optimizer"].load(optimizer)
-        if is_used:
-            for each in link.params():  # Chainer does not save these
-                each.update_rule._fp32_param = None
-        np.testing.assert_allclose(train(link, optimizer, modes[1]), expected, atol=4e-3)
-    assert (cuda.to_cpu(link.W.array.ravel()) == cuda.to_cpu(link.W.array).ravel()).all()
-"""
-
-
-def test_training_goes_on_from_a_snapshot_in_the_other_order(device, done, python):
-    python(SNAPSHOTS, CHAINER_COMPAT_CUDNN="1")
-
-
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("name", NORMALIZED)
 def test_batch_normalization(name, dtype, device, done):
@@ -258,7 +203,6 @@ def test_arrays_that_are_not_aligned(device, done):
 def test_the_variable_switches_it_on(device, done, python):
     code = """
 import chainer, chainer.links as L, numpy as np
-from chainer_fast.channels_last import layout
 from chainer_fast.cudnn.normalization import the_normalizer
 from chainer_fast.cudnn.runner import the_runner
 model = chainer.Sequential(L.Convolution2D(3, 8, 3), L.BatchNormalization(8))
