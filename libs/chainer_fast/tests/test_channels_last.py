@@ -26,6 +26,14 @@ from libs.chainer_fast.tests.functions_of_images import (
 from libs.chainer_fast.tests.stand_in_layout import Array, channels_last, in_c_order, with_gaps
 
 LAYOUTS = {"channels last": channels_last, "C order": in_c_order, "with gaps": with_gaps}
+MIXED = {
+    # name: (order of the first array, of others, of gradients)
+    "channels last": (channels_last, channels_last, channels_last),
+    "others in C order": (channels_last, in_c_order, channels_last),
+    "others with gaps": (channels_last, with_gaps, channels_last),
+    "gradients in C order": (channels_last, channels_last, in_c_order),
+    "all in C order": (in_c_order, in_c_order, in_c_order),
+}
 
 
 @pytest.fixture
@@ -65,57 +73,35 @@ def giving_arrays_of_gpus(own, held):
     return forward
 
 
-@pytest.mark.parametrize("others", LAYOUTS)
+def compare(function, arrays, first, others, of_gradients):
+    """Return a function's value and gradients, after a comparison with float64."""
+    given = [first(arrays[0].astype("e")), *(others(array.astype("e")) for array in arrays[1:])]
+    found = differentiate(function, given, weights(of_gradients, "e"))
+    for ours, expected in zip(
+        found, differentiate(function, arrays, weights(np.asarray, "d")), strict=True
+    ):
+        assert [array.shape for array in ours] == [array.shape for array in expected]
+        assert_close(ours, expected)
+    return found[0]
+
+
+@pytest.mark.parametrize("orders", MIXED)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_keep_the_layout(name, others, kept):
+def test_functions_keep_the_layout(name, orders, kept):
     n, function = FUNCTIONS[name]
-    arrays = draw(n)
-    first, *rest = (array.astype("e") for array in arrays)
-    given = [channels_last(first), *map(LAYOUTS[others], rest)]
-    found, again = differentiate(function, given, weights(channels_last, "e"))
-    for array in found[:2]:
-        # A gradient of a concatenation is a view of the whole.
-        assert is_channels_last(array) or (name.startswith("concatenate") and array is found[1])
-    expected = differentiate(function, arrays, weights(np.asarray, "d"))
-    assert_close(found, expected[0])
-    assert_close(again, expected[1])
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_in_c_order_all_stays_as_it_was(name, kept):
-    n, function = FUNCTIONS[name]
-    arrays = draw(n)
-    given = [in_c_order(array.astype("e")) for array in arrays]
-    found, again = differentiate(function, given, weights(in_c_order, "e"))
-    assert found[0].flags.c_contiguous
-    expected = differentiate(function, arrays, weights(np.asarray, "d"))
-    assert_close([*found, *again], [*expected[0], *expected[1]])
-
-
-KEEP = [name for name, (n, _) in FUNCTIONS.items() if n == 1 and name not in ("cast", "dropout")]
-
-
-@pytest.mark.parametrize("name", KEEP)
-def test_gradients_in_c_order_are_brought_back(name, kept):
-    (x,) = draw(1)
-    function = FUNCTIONS[name][1]
-    given = channels_last(x.astype("e"))
-    found, _ = differentiate(lambda x: function(x) * 1, [given], weights(in_c_order, "e"))
-    assert is_channels_last(found[0])
-    expected, _ = differentiate(function, [x], weights(np.asarray, "d"))
-    assert_close(found, expected)
+    first, *_, of_gradients = MIXED[orders]
+    y, gx, *_ = compare(function, draw(n), *MIXED[orders])
+    assert is_channels_last(y) == (first is channels_last)
+    # A gradient of a concatenation is a view of the whole; others may go on in C order.
+    if first is of_gradients and not name.startswith("concatenate"):
+        assert is_channels_last(gx) == (first is channels_last)
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 3, 5), (2, 8, 1, 1), (2, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "dropout"])
 def test_one_channel_or_one_pixel(name, shape, kept):
     n, function = FUNCTIONS[name]
-    arrays = draw(n, shape)
-    given = [channels_last(array.astype("e")) for array in arrays]
-    found, again = differentiate(function, given, weights(channels_last, "e"))
-    expected = differentiate(function, arrays, weights(np.asarray, "d"))
-    assert [array.shape for array in found] == [array.shape for array in expected[0]]
-    assert_close([*found, *again], [*expected[0], *expected[1]])
+    compare(function, draw(n, shape), channels_last, channels_last, channels_last)
 
 
 @pytest.mark.parametrize("others", LAYOUTS)
