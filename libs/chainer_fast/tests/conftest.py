@@ -39,24 +39,59 @@ def fake_cudnn():
 
 
 @pytest.fixture
-def by_cudnn(monkeypatch):
-    """Send Chainer's functions to cuDNN, as ``CHAINER_COMPAT_CUDNN=1`` does."""
-    pytest.importorskip("cudnn", reason="needs nvidia-cudnn-frontend")
+def to_cudnn(monkeypatch):
+    """Return a function that sends Chainer's functions to cuDNN, by these arguments of routes."""
     from chainer.functions.connection import convolution_2d, deconvolution_2d
     from chainer.functions.normalization import batch_normalization
 
     from chainer_fast.repairs import cudnn as routes
 
+    def send(method, runner=(), normalizers=()):
+        for function, route in (
+            (convolution_2d.Convolution2DFunction, routes.convolve),
+            (convolution_2d.Convolution2DGradW, routes.correlate),
+            (deconvolution_2d.Deconvolution2DFunction, routes.deconvolve),
+        ):
+            monkeypatch.setattr(function, method, route(getattr(function, method), *runner))
+        select = routes.select_normalization(batch_normalization, *normalizers)
+        init = batch_normalization.BatchNormalization.__init__
+        monkeypatch.setattr(init, "__defaults__", (*init.__defaults__[:-1], select))
+
+    return send
+
+
+@pytest.fixture
+def by_cudnn(to_cudnn, monkeypatch):
+    """Send Chainer's functions to cuDNN, as ``CHAINER_COMPAT_CUDNN=1`` does."""
+    pytest.importorskip("cudnn", reason="needs nvidia-cudnn-frontend")
     monkeypatch.setenv("CHAINER_COMPAT_CUDNN", "1")
-    for function, route in (
-        (convolution_2d.Convolution2DFunction, routes.convolve),
-        (convolution_2d.Convolution2DGradW, routes.correlate),
-        (deconvolution_2d.Deconvolution2DFunction, routes.deconvolve),
-    ):
-        monkeypatch.setattr(function, "forward_gpu", route(function.forward_gpu))
-    select = routes.select_normalization(batch_normalization)
-    init = batch_normalization.BatchNormalization.__init__
-    monkeypatch.setattr(init, "__defaults__", (*init.__defaults__[:-1], select))
+    to_cudnn("forward_gpu")
+
+
+@pytest.fixture
+def fuse(to_cudnn, stand_in, monkeypatch):
+    """Return a function that lets a stand-in for cuDNN normalize with what follows."""
+    import chainer
+    from chainer.functions.activation.relu import ReLU
+    from chainer.functions.math.basic_math import Add
+
+    from chainer_fast.cudnn.fused_normalization import FusedNormalizer
+    from chainer_fast.cudnn.normalization import Normalizer
+    from chainer_fast.cudnn.runner import Runner
+    from chainer_fast.repairs import fusing
+
+    def by(cudnn, library, gpu, method):
+        runner = Runner(cudnn, gpu)
+        normalizer = Normalizer(runner, library)
+        fused = FusedNormalizer(normalizer)
+        to_cudnn(method, [lambda: runner], [lambda: normalizer, lambda: fused])
+        monkeypatch.setattr(chainer.Variable, "array", chainer.Variable.array)
+        for owner, name in ((ReLU, "forward_gpu"), (ReLU, "backward"), (Add, "forward")):
+            monkeypatch.setattr(owner, name, getattr(owner, name.replace("gpu", "cpu")))
+        fusing.fuse_with_normalization(chainer)
+        monkeypatch.setattr(ReLU, method, ReLU.forward_gpu)
+
+    return by
 
 
 @pytest.fixture

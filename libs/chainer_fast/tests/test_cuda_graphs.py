@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import random
-from types import SimpleNamespace
 
 import chainer
 import chainer.functions as F
@@ -11,19 +10,13 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer.backends import cuda
-from chainer.functions.activation.relu import ReLU, ReLUGrad2
-from chainer.functions.math.basic_math import Add
-from chainer.functions.normalization import batch_normalization
+from chainer.functions.activation.relu import ReLUGrad2
 
-from chainer_fast.channels_last.layout import MODE, as_shaped
-from chainer_fast.cudnn.fused_normalization import FusedNormalizer
-from chainer_fast.cudnn.normalization import Normalizer
-from chainer_fast.cudnn.runner import Runner
+from chainer_fast.channels_last.layout import MODE, shaped
 from chainer_fast.graphs.cuda_graphs import LAUNCHES_BETWEEN_LOOKS
 from chainer_fast.graphs.drawing import draws
 from chainer_fast.graphs.state import State
-from chainer_fast.repairs import cudnn as routes
-from chainer_fast.repairs import fusing, graphs, launches, waits
+from chainer_fast.repairs import graphs, launches, waits
 from libs.chainer_fast.tests.stand_in_kernels import Kernel, undo_repairs
 from libs.chainer_fast.tests.stand_in_tape import (
     XP,
@@ -975,34 +968,8 @@ def test_a_model_in_host_memory_without_its_parameters():
 # ---- channels last ----
 
 
-class TapeGpu:
-    """The operations that cuDNN needs, which can be recorded."""
-
-    def device(self):
-        return 0
-
-    def capability(self):
-        return 90
-
-    def stream(self):
-        return 7
-
-    def empty(self, shape, dtype):
-        return XP.empty(shape, dtype)
-
-    def allocate(self, size):
-        array = XP.empty(max(size, 1), np.uint8)
-        return SimpleNamespace(ptr=self.pointer(array), array=array)
-
-    def copy(self, array):
-        return array.copy()
-
-    def pointer(self, array):
-        return array.ctypes.data
-
-
 @pytest.fixture
-def channels_last(stand_in, monkeypatch):
+def channels_last(stand_in, fuse, monkeypatch):
     """Normalize channels-last images by the stand-in for cuDNN; return the names of kernels."""
     cudnn = stand_in("cudnn")
     library = stand_in("functions").Functions(cudnn)
@@ -1018,22 +985,13 @@ def channels_last(stand_in, monkeypatch):
         enqueue.argtypes = None
         return enqueue
 
-    for name in ("ForwardTrainingEx", "BackwardEx"):
-        monkeypatch.setattr(
-            library, f"cudnnBatchNormalization{name}", recordable(f"cudnnBatchNormalization{name}")
-        )
-    runner = Runner(cudnn, TapeGpu())
-    normalizer = Normalizer(runner, library)
-    fused = FusedNormalizer(normalizer)
-    select = routes.select_normalization(batch_normalization, lambda: normalizer, lambda: fused)
-    init = batch_normalization.BatchNormalization.__init__
-    monkeypatch.setattr(init, "__defaults__", (*init.__defaults__[:-1], select))
-    for owner in (ReLU, ReLUGrad2):
-        monkeypatch.setattr(owner, "forward_gpu", owner.forward_cpu)
-    for owner, name in ((ReLU, "backward"), (Add, "forward")):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-    monkeypatch.setattr(chainer.Variable, "array", chainer.Variable.array)
-    fusing.fuse_with_normalization(chainer)
+    for name in ("cudnnBatchNormalizationForwardTrainingEx", "cudnnBatchNormalizationBackwardEx"):
+        monkeypatch.setattr(library, name, recordable(name))
+    gpu = stand_in("host_gpu").HostGpu()
+    monkeypatch.setattr(gpu, "empty", XP.empty)
+    monkeypatch.setattr(gpu, "copy", lambda array: array.copy())
+    monkeypatch.setattr(ReLUGrad2, "forward_gpu", ReLUGrad2.forward_cpu)
+    fuse(cudnn, library, gpu, "forward_gpu")
     with chainer.using_config("compute_mode", MODE):
         yield launched
 

@@ -57,25 +57,17 @@ def library(cudnn, stand_in):
 
 
 @pytest.fixture
-def runner(cudnn, library, stand_in, monkeypatch):
+def runner(cudnn, library, stand_in, to_cudnn, monkeypatch):
     """Send Chainer's functions in host memory to the stand-in; return its runner."""
     found = runners.Runner(cudnn, stand_in("host_gpu").HostGpu())
 
     # oneDNN would take arrays in host memory.
     monkeypatch.setattr(chainer.global_config, "use_ideep", "never")
 
-    def replace(function, route):
-        monkeypatch.setattr(function, "forward_cpu", route(function.forward_cpu, lambda: found))
-
-    replace(convolution_2d.Convolution2DFunction, routes.convolve)
-    replace(convolution_2d.Convolution2DGradW, routes.correlate)
-    replace(deconvolution_2d.Deconvolution2DFunction, routes.deconvolve)
     # Chainer's own code for host memory does not need `cuda`.
     monkeypatch.setattr(batch_normalization, "cuda", SimpleNamespace(cupy=np))
     normalizer = normalization.Normalizer(found, library)
-    select = routes.select_normalization(batch_normalization, lambda: normalizer)
-    init = batch_normalization.BatchNormalization.__init__
-    monkeypatch.setattr(init, "__defaults__", (*init.__defaults__[:-1], select))
+    to_cudnn("forward_cpu", [lambda: found], [lambda: normalizer])
     return found
 
 

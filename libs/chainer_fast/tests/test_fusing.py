@@ -12,47 +12,30 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer.functions.activation.relu import ReLU
-from chainer.functions.connection import convolution_2d, deconvolution_2d
-from chainer.functions.math.basic_math import Add
 from chainer.functions.normalization import batch_normalization
 
 from chainer_fast.channels_last.fusing import Fused, Observed
 from chainer_fast.channels_last.layout import MODE, is_channels_last
-from chainer_fast.cudnn import fused_normalization, normalization
-from chainer_fast.cudnn import runner as runners
 from chainer_fast.cudnn.fused_normalization import Then
-from chainer_fast.repairs import cudnn as routes
-from chainer_fast.repairs import fusing
 
 SHAPE = (3, 8, 5, 6)
 ALONE, WITH_RELU, WITH_ADDITION = "batchnorm_0", "batchnorm_1", "batchnorm_2"
 
 
 @pytest.fixture
-def computed(stand_in, monkeypatch):
+def computed(stand_in, fuse, monkeypatch):
     """Send functions in host memory to the stand-in; return a function that tells what it did."""
     monkeypatch.setattr(chainer.global_config, "use_ideep", "never")
-    monkeypatch.setattr(chainer.Variable, "array", chainer.Variable.array)
-    for owner, name in ((ReLU, "forward_gpu"), (ReLU, "backward"), (Add, "forward")):
-        monkeypatch.setattr(owner, name, getattr(owner, name.replace("gpu", "cpu")))
-    fusing.fuse_with_normalization(chainer)
-    monkeypatch.setattr(ReLU, "forward_cpu", ReLU.forward_gpu)
+    monkeypatch.setattr(batch_normalization, "cuda", SimpleNamespace(cupy=np))
     cudnn = stand_in("cudnn")
     library = stand_in("functions").Functions(cudnn)
-    runner = runners.Runner(cudnn, stand_in("host_gpu").HostGpu())
-    normalizer = normalization.Normalizer(runner, library)
-    fused = fused_normalization.FusedNormalizer(normalizer)
-    monkeypatch.setattr(batch_normalization, "cuda", SimpleNamespace(cupy=np))
-    select = routes.select_normalization(batch_normalization, lambda: normalizer, lambda: fused)
-    init = batch_normalization.BatchNormalization.__init__
-    monkeypatch.setattr(init, "__defaults__", (*init.__defaults__[:-1], select))
+    fuse(cudnn, library, stand_in("host_gpu").HostGpu(), "forward_cpu")
 
     def names():
         found = [entry[0] for entry in cudnn.log if isinstance(entry, tuple)]
         cudnn.log.clear()
         return [name for name in found if name.startswith("batchnorm")]
 
-    names.runner = runner
     return names
 
 
@@ -501,14 +484,7 @@ def losses(dtype, values, steps):
     return found
 
 
-def test_the_first_losses_of_training(computed, monkeypatch):
-    for function, route in (
-        (convolution_2d.Convolution2DFunction, routes.convolve),
-        (convolution_2d.Convolution2DGradW, routes.correlate),
-        (deconvolution_2d.Deconvolution2DFunction, routes.deconvolve),
-    ):
-        forward = route(function.forward_cpu, lambda: computed.runner)
-        monkeypatch.setattr(function, "forward_cpu", forward)
+def test_the_first_losses_of_training(computed):
     values = {name: p.array.astype(np.float16) for name, p in Net().namedparams()}
     expected = losses(np.float64, values, [contextlib.nullcontext()] * 10)
     observed = Observed()
