@@ -35,6 +35,12 @@ GEOMETRIES = {
     "grouped": ((2, 6, 6, 5), 4, (3, 3), {"groups": 2}),
     "depthwise": ((2, 3, 6, 5), 6, (2, 2), {"groups": 3, "pad": 1}),
     "points": ((3, 4, 2, 3), 5, (1, 1), {}),
+    # Arrays that lie in both orders of axes at once.
+    "one channel": ((2, 1, 6, 5), 1, (3, 3), {}),
+    "pixels": ((2, 8, 1, 1), 8, (1, 1), {}),
+    "padded pixel": ((1, 8, 1, 1), 8, (3, 3), {"pad": 1}),
+    "numbers": ((2, 1, 1, 1), 1, (1, 1), {}),
+    "one filter": ((2, 8, 3, 3), 1, (3, 3), {}),
     "all of it": (
         (2, 4, 11, 12),
         6,
@@ -158,28 +164,18 @@ def last(array):
     return layout.converted(np, array.copy())
 
 
-def is_last(array):
-    return layout.is_channels_last(array)
-
-
 def test_channels_last_images_and_filters_stay_so(runner, cudnn):
+    """Also outside of the mode, where gradients go on with them."""
     x, w, b = of("f2", *(array / 8 for array in draw((2, 8, 6, 5), (16, 8, 3, 3), 16)))
-    inputs = [chainer.Variable(array) for array in (x, w)]
+    inputs = [chainer.Variable(last(array)) for array in (x, w)]
     with chainer.using_config("compute_mode", layout.MODE):
         y = F.convolution_2d(*inputs, b)
-        gradients = chainer.grad([y * y], inputs, enable_double_backprop=True)
+    gradients = chainer.grad([y], inputs, [y], enable_double_backprop=True)
+    assert not runner.gpu.copied
+    with chainer.using_config("compute_mode", layout.MODE):
         again = chainer.grad([sum(F.sum(g * g) for g in gradients)], inputs)
         back = F.deconvolution_2d(y, inputs[1])
-    assert all(is_last(found.array) for found in (y, *gradients, *again, back))
-
-
-def test_gradients_go_on_with_channels_last_outside_of_the_mode(runner, cudnn):
-    inputs = [chainer.Variable(last(a)) for a in of("f2", *draw((2, 8, 6, 5), (16, 8, 3, 3)))]
-    with chainer.using_config("compute_mode", layout.MODE):
-        y = F.convolution_2d(*inputs)
-    gradients = chainer.grad([y], inputs, [y])
-    assert all(is_last(found.array) for found in gradients)
-    assert not runner.gpu.copied
+    assert all(layout.is_channels_last(each.array) for each in (y, *gradients, *again, back))
 
 
 @pytest.mark.parametrize("dtype, times", [("float16", 1), ("float32", 0)])
@@ -212,7 +208,7 @@ def test_what_makes_a_convolution_channels_last(name, runner, cudnn):
     with chainer.using_config("compute_mode", mode):
         found = [F.convolution_2d(x, w), F.deconvolution_2d(x, w)]
     assert len(runner.gpu.copied) == copies
-    assert tuple(is_last(y.array) for y in found) == y_last
+    assert tuple(layout.is_channels_last(y.array) for y in found) == y_last
     assert computed(cudnn) == ["conv_fprop", "conv_dgrad"]
 
 
@@ -225,29 +221,6 @@ def test_the_mode_is_for_float16_alone(dtype, runner, cudnn):
         assert F.convolution_2d(last(x), w).array.flags.c_contiguous or dtype == "float64"
     np.testing.assert_array_equal(found, expected)
     assert found.strides == expected.strides
-
-
-@pytest.mark.parametrize(
-    "x, w, pad",
-    [
-        ((2, 1, 6, 5), (1, 1, 3, 3), 0),
-        ((2, 8, 1, 1), (8, 8, 1, 1), 0),
-        ((1, 8, 1, 1), (8, 8, 3, 3), 1),
-        ((2, 1, 1, 1), (1, 1, 1, 1), 0),
-        ((2, 8, 3, 3), (1, 8, 3, 3), 0),
-    ],
-    ids=str,
-)
-def test_arrays_that_lie_in_both_orders_at_once(x, w, pad, runner, cudnn):
-    arrays = [array / 4 for array in draw(x, w, w[0])]
-
-    def function(x, w, b):
-        return F.convolution_2d(x, w, b, pad=pad)
-
-    expected = differentiate(function, arrays, "float64")
-    for mode in (None, layout.MODE):
-        with chainer.using_config("compute_mode", mode):
-            assert_equal(differentiate(function, arrays, "float16"), expected, "float16")
 
 
 def test_images_of_few_channels_are_padded(runner, cudnn):
@@ -275,7 +248,7 @@ def test_images_of_few_channels_are_padded(runner, cudnn):
         (x.shape, (3, 1, 3, 3), [x.shape, (3, 1, 3, 3)]),
     ]
     assert (gx.shape, gw.shape) == narrow
-    assert is_last(gw.array)
+    assert layout.is_channels_last(gw.array)
 
 
 @pytest.mark.parametrize(
@@ -312,20 +285,13 @@ def test_a_mode_that_chainer_does_not_have(runner):
         iterate(dtype="float16")
 
 
+LAST = {"compute_mode": layout.MODE}
 NOT_TAKEN = {
     "cover_all": ("float32", {}, {"cover_all": True, "stride": 2}),
     "float64": ("float64", {}, {}),
     "never": ("float32", {"use_cudnn": "never"}, {}),
-    "cover_all, channels last": (
-        "float16",
-        {"compute_mode": layout.MODE},
-        {"cover_all": True, "stride": 2},
-    ),
-    "never, channels last": (
-        "float16",
-        {"use_cudnn": "never", "compute_mode": layout.MODE},
-        {},
-    ),
+    "cover_all, channels last": ("float16", LAST, {"cover_all": True, "stride": 2}),
+    "never, channels last": ("float16", {"use_cudnn": "never", **LAST}, {}),
 }
 
 
