@@ -20,7 +20,7 @@ def compiled(tmp_path_factory):
             break
     else:
         pytest.skip("no C++ compiler that knows _Float16, as GCC does from 12 on")
-    options = ["-x", "c++", "-std=c++17", "-shared", "-fPIC", "-O1", "-ffp-contract=off", "-w"]
+    options = ["-x", "c++", "-std=gnu++14", "-shared", "-fPIC", "-O1", "-ffp-contract=off", "-w"]
 
     @functools.cache
     def compile_(source):

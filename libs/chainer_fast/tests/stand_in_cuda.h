@@ -2,19 +2,16 @@
 
 #include <ucontext.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <utility>
-#include <vector>
 
 #define __device__ static
 #define __global__
 #define __shared__ static
 
-using std::max;
-using std::min;
+static int max(int x, int y) { return x > y ? x : y; }
+static int min(int x, int y) { return x < y ? x : y; }
 
 typedef _Float16 __half;
 static __half __float2half(float x) { return x; }
@@ -34,10 +31,8 @@ static Size gridDim, blockDim, blockIdx, threadIdx;
 const int MOST = 1024, STACK = 1 << 15;
 static ucontext_t turns, threads[MOST];
 static char stacks[MOST][STACK];
-static std::function<void()> body;
+static void (*body)();
 static bool is_waiting;
-
-static void run_thread() { body(); }
 
 static void __syncthreads() {
     is_waiting = true;
@@ -49,7 +44,7 @@ static void start_thread(int i) {
     threads[i].uc_stack.ss_sp = stacks[i];
     threads[i].uc_stack.ss_size = STACK;
     threads[i].uc_link = &turns;
-    makecontext(&threads[i], run_thread, 0);
+    makecontext(&threads[i], body, 0);
 }
 
 static bool has_ended(int i) {
@@ -86,7 +81,10 @@ void call(void (*kernel)(T...), void** arguments, std::index_sequence<I...>) {
 template <typename... T>
 void launch(void (*kernel)(T...), Size grid, Size block, void** arguments) {
     gridDim = grid, blockDim = block;
-    body = [=] { call(kernel, arguments, std::index_sequence_for<T...>()); };
+    static void (*launched)(T...);
+    static void** given;
+    launched = kernel, given = arguments;
+    body = [] { call(launched, given, std::index_sequence_for<T...>()); };
     for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
         for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) run_block();
 }
