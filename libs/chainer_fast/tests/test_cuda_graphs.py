@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import random
+from types import SimpleNamespace
 
 import chainer
 import chainer.functions as F
@@ -987,8 +988,14 @@ def channels_last(stand_in, fuse, monkeypatch):
 
     for name in ("cudnnBatchNormalizationForwardTrainingEx", "cudnnBatchNormalizationBackwardEx"):
         monkeypatch.setattr(library, name, recordable(name))
+
+    def allocate(size):
+        array = XP.empty(max(size, 1), np.uint8)
+        return SimpleNamespace(ptr=array.ctypes.data, array=array)
+
     gpu = stand_in("host_gpu").HostGpu()
     monkeypatch.setattr(gpu, "empty", XP.empty)
+    monkeypatch.setattr(gpu, "allocate", allocate)
     monkeypatch.setattr(gpu, "copy", lambda array: array.copy())
     monkeypatch.setattr(ReLUGrad2, "forward_gpu", ReLUGrad2.forward_cpu)
     fuse(cudnn, library, gpu, "forward_gpu")

@@ -102,16 +102,8 @@ def both_ways(plan):
     return [Fused(plan, leaves_out=leaves_out) for leaves_out in (False, True)]
 
 
-def basic(bn, x, z):
-    return F.relu(bn(x))
-
-
 def residual(bn, x, z):
     return F.relu(bn(x) + z)
-
-
-def projected(bn, x, z):
-    return F.relu(bn(x) + bn(z))
 
 
 def two_blocks(bn, x, z):
@@ -120,16 +112,15 @@ def two_blocks(bn, x, z):
 
 
 FUSED = {
-    basic: {0: Then.RELU},
-    residual: {0: Then.ADD_RELU},
-    projected: {0: Then.ADD_RELU},
-    two_blocks: {0: Then.RELU, 1: Then.ADD_RELU, 2: Then.ADD_RELU},
+    "basic": (lambda bn, x, z: F.relu(bn(x)), {0: Then.RELU}),
+    "residual": (residual, {0: Then.ADD_RELU}),
+    "projected": (lambda bn, x, z: F.relu(bn(x) + bn(z)), {0: Then.ADD_RELU}),
+    "two blocks": (two_blocks, {0: Then.RELU, 1: Then.ADD_RELU, 2: Then.ADD_RELU}),
 }
 
 
-@pytest.mark.parametrize("model", FUSED)
-def test_what_follows_is_computed_by_the_same_kernel(model, computed):
-    plan = FUSED[model]
+@pytest.mark.parametrize("model, plan", FUSED.values(), ids=FUSED)
+def test_what_follows_is_computed_by_the_same_kernel(model, plan, computed):
     assert plan_of(model) == plan
     alone = computed()
     assert set(alone) == {ALONE, "batchnorm_backward_0"}
@@ -147,7 +138,9 @@ def test_what_follows_is_computed_by_the_same_kernel(model, computed):
 
 
 def test_what_lies_between_changes_no_bits(computed):
-    complete, without = (run(two_blocks, "f2", step.step) for step in both_ways(FUSED[two_blocks]))
+    complete, without = (
+        run(two_blocks, "f2", step.step) for step in both_ways(FUSED["two blocks"][1])
+    )
     for one, other in zip(complete, without, strict=True):
         assert (one == other).all()
 
@@ -169,35 +162,6 @@ def kept(bn, x, z):
     return F.relu(bn.kept)
 
 
-def read_twice(bn, x, z):
-    h = bn(x)
-    return F.relu(h) + h
-
-
-def sum_read_twice(bn, x, z):
-    h = bn(x) + z
-    return F.relu(h) * h
-
-
-def added_twice(bn, x, z):
-    h = bn(x)
-    return F.relu(h + h)
-
-
-def added_to_two(bn, x, z):
-    h = bn(x)
-    return F.relu(h + z) + (h + x)
-
-
-def rectified_twice(bn, x, z):
-    h = bn(x)
-    return F.relu(h) + F.relu(h)
-
-
-def without_relu(bn, x, z):
-    return F.tanh(bn(x)) + bn(z)
-
-
 def looked_at(bn, x, z):
     h = bn(x) + z
     bn.seen = float(h.array.sum())
@@ -210,24 +174,25 @@ def changed(bn, x, z):
     return F.relu(h)
 
 
-def broadcast(bn, x, z):
-    return F.relu(bn(x) + F.broadcast_to(z[:1], SHAPE))
+OTHERWISE = {
+    # How others read what a normalization gives.
+    "twice": lambda h, x, z: F.relu(h) + h,
+    "the sum twice": lambda h, x, z: (lambda total: F.relu(total) * total)(h + z),
+    "added twice": lambda h, x, z: F.relu(h + h),
+    "added to two": lambda h, x, z: F.relu(h + z) + (h + x),
+    "rectified twice": lambda h, x, z: F.relu(h) + F.relu(h),
+    "not rectified": lambda h, x, z: F.tanh(h),
+    "only added": lambda h, x, z: h + z,
+    "broadcast": lambda h, x, z: F.relu(h + F.broadcast_to(z[:1], SHAPE)),
+}
+NOT_FUSED = {
+    name: lambda bn, x, z, read=read: read(bn(x), x, z) for name, read in OTHERWISE.items()
+} | {"looked at": looked_at}
 
 
-NOT_FUSED = [
-    read_twice,
-    sum_read_twice,
-    added_twice,
-    added_to_two,
-    rectified_twice,
-    without_relu,
-    looked_at,
-]
-
-
-@pytest.mark.parametrize("model", NOT_FUSED)
-def test_what_somebody_else_may_read_is_not_fused(model, computed):
-    assert plan_of(model) == {}
+@pytest.mark.parametrize("name", [name for name in NOT_FUSED if name != "broadcast"])
+def test_what_somebody_else_may_read_is_not_fused(name, computed):
+    assert plan_of(NOT_FUSED[name]) == {}
 
 
 def test_what_code_changes_in_place_is_not_fused(computed):
@@ -236,11 +201,11 @@ def test_what_code_changes_in_place_is_not_fused(computed):
     assert observed.plan() == {}
 
 
-ALL = [*FUSED, *NOT_FUSED, broadcast, kept]
+ALL = {name: model for name, (model, _) in FUSED.items()} | NOT_FUSED | {"kept": kept}
 
 
 @pytest.mark.parametrize("plan", [{0: Then.RELU, 1: Then.ADD_RELU}, {0: Then.ADD_RELU}])
-@pytest.mark.parametrize("model", ALL)
+@pytest.mark.parametrize("model", ALL.values(), ids=ALL)
 def test_a_model_that_does_something_else_than_before_gets_right_values(model, plan, computed):
     for step in both_ways(plan):
         compare(model, step.step)
@@ -415,7 +380,7 @@ def test_other_channels_and_float32_go_the_usual_way(computed):
         assert computed() == ["batchnorm"]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_any_net_with_any_plan(seed, computed):
     """Nets of random functions, which all plans must leave right."""
 

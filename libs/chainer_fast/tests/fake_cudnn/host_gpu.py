@@ -34,7 +34,7 @@ class HostGpu(runner.Gpu):
         return array
 
     def allocate(self, size):
-        array = self.empty(max(size, 1), np.uint8)
+        array = np.empty(size, "u1")
         return SimpleNamespace(ptr=self.pointer(array), array=array)
 
     def copy(self, array):
