@@ -82,7 +82,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.mpi(1, 3)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_training_is_the_same(comm: CommunicatorBase, settings: dict[str, Any]) -> None:
     expected = train(comm, as_chainer, as_chainer, settings)
@@ -102,7 +102,7 @@ def test_training_is_the_same(comm: CommunicatorBase, settings: dict[str, Any]) 
             assert found == {"a", "d"}
 
 
-@pytest.mark.mpi(1, 2, 3)
+@pytest.mark.mpi(1, 3)
 def test_gradients_are_averaged_where_they_lie(comm: CommunicatorBase) -> None:
     model = Filters(channels_last)
     for name, array in arrays([comm.rank], channels_last).items():
