@@ -43,6 +43,13 @@ def last(array):
     return converted(np, array)
 
 
+def draw(random, dtype):
+    """Return two batches of images, which lie channels last in float16."""
+    place = last if dtype == "f2" else np.asarray
+    images = (random.uniform(-1, 1, SHAPE).astype("f2").astype(dtype) for _ in range(2))
+    return [chainer.Variable(place(each)) for each in images]
+
+
 class Layers:
     """Batch normalizations, each with its parameters and averages."""
 
@@ -68,11 +75,7 @@ class Layers:
 def run(model, dtype, step=contextlib.nullcontext):
     """Return the result, gradients and averages, in float64."""
     random = np.random.RandomState(0)
-    place = last if dtype == "f2" else np.asarray
-    images = [
-        chainer.Variable(place(random.uniform(-1, 1, SHAPE).astype("f2").astype(dtype)))
-        for _ in range(2)
-    ]
+    images = draw(random, dtype)
     weights = random.uniform(-1, 1, SHAPE).astype("f2").astype(dtype)
     layers = Layers(dtype)
     with step():
@@ -145,8 +148,7 @@ def test_what_lies_between_changes_no_bits(computed):
 
 
 def test_results_and_gradients_lie_channels_last(computed):
-    x = chainer.Variable(last(np.random.RandomState(0).uniform(-1, 1, SHAPE).astype("f2")))
-    z = chainer.Variable(x.array.copy(order="K"))
+    x, z = draw(np.random.RandomState(0), "f2")
     with Fused({0: Then.ADD_RELU}, leaves_out=True).step():
         y = residual(Layers("f2"), x, z)
         y.grad = np.ones(SHAPE, "f2")  # in Chainer's order
@@ -356,12 +358,7 @@ def test_gradients_that_nobody_asked_for_are_not_used_later(computed):
 
 def test_gradients_of_gradients(computed):
     def twice(dtype, step=contextlib.nullcontext):
-        random = np.random.RandomState(0)
-        place = last if dtype == "f2" else np.asarray
-        x, z = (
-            chainer.Variable(place(random.uniform(-1, 1, SHAPE).astype("f2").astype(dtype)))
-            for _ in range(2)
-        )
+        x, z = draw(np.random.RandomState(0), dtype)
         layers = Layers(dtype)
         with step():
             y = F.cast(residual(layers, x, z), "f8")
