@@ -29,6 +29,7 @@ LINKS = {
 @pytest.fixture(autouse=True)
 def in_gpu_memory(monkeypatch):
     """Take all NumPy arrays for CuPy's, and let float16 be channels last."""
+    np.random.seed(0)  # Adam moves a filter whose gradient is almost zero either way
     monkeypatch.setenv(compute_mode.CUDNN, "1")
     monkeypatch.setattr(chainer.global_config, "use_ideep", "never")
     for module, name in (
