@@ -62,7 +62,7 @@ class Watch(chainer.FunctionHook):
         for array in arrays:
             if getattr(array, "ndim", 0) == 4 and min(array.shape[1], array[0, 0].size) > 1:
                 is_view = array.strides[1] == array.itemsize
-                if not is_view and not layout.flat(array).flags.c_contiguous:
+                if not is_view and not layout.as_stored(array).flags.c_contiguous:
                     self.found.add((type(function).__name__, array.shape[1]))
 
     def forward_preprocess(self, function, in_data):
@@ -121,7 +121,7 @@ def train(network, size):
         optimizer.update(model, x, t)
     filters = [p for p in model.params() if p.array.ndim == 4]
     arrays = [array for p in filters for array in (p.array, p.grad)]
-    assert all(layout.flat(array).flags.c_contiguous for array in arrays)
+    assert all(layout.as_stored(array).flags.c_contiguous for array in arrays)
     graphs = optimizer.cuda_graphs
     return graphs.n_launched, graphs.n_fused, sorted(watch.found)
 
@@ -157,7 +157,7 @@ def make():
 
 def memory(array):
     assert layout.is_channels_last(array), array.strides
-    return layout.shaped(layout.flat(array).get())  # CuPy's own copies need a kernel
+    return layout.as_shaped(layout.as_stored(array).get())  # CuPy's own copies need a kernel
 
 random = np.random.RandomState(0)
 values, w = (random.uniform(-1, 1, shape).astype("e") for shape in ((2, 8, 5, 5), (16, 8, 3, 3)))
@@ -231,7 +231,7 @@ cupy.RawKernel = lambda source, name, options: launched.add((name, options)) or 
     source, name, options)
 
 def lies_last(array):
-    return layout.flat(array).flags.c_contiguous
+    return layout.as_stored(array).flags.c_contiguous
 
 for device, channels in ((0, 8), (0, 4), (0, 5), (1, 8)):
     with cupy.cuda.Device(device):

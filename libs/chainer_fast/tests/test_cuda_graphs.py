@@ -13,7 +13,7 @@ import pytest
 from chainer.backends import cuda
 from chainer.functions.activation.relu import ReLUGrad2
 
-from chainer_fast.channels_last.layout import MODE, shaped
+from chainer_fast.channels_last.layout import MODE, as_shaped
 from chainer_fast.graphs.cuda_graphs import LAUNCHES_BETWEEN_LOOKS
 from chainer_fast.graphs.drawing import draws
 from chainer_fast.graphs.state import State

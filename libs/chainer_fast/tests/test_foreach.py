@@ -239,7 +239,7 @@ def test_filters_channels_last(otherwise, launched, repair):
     assert launched == ["widen_for_all", "momentum_sgd_for_all", "narrow_for_all"]
     for arrays, others in zip(found, expected, strict=True):
         for array, other in zip(arrays, others, strict=True):
-            assert layout.flat(array).flags.c_contiguous
+            assert layout.as_stored(array).flags.c_contiguous
             np.testing.assert_array_equal(array, other)
 
 

@@ -67,8 +67,8 @@ def test_functions_and_gradients(name, shape, send):
     assert_close(y.array, expected.array)
     assert_close(on_gpu.grad, on_host.grad)
     if name != "sum":
-        assert layout.flat(y.array).flags.c_contiguous
-        assert layout.flat(on_gpu.grad).flags.c_contiguous
+        assert layout.as_stored(y.array).flags.c_contiguous
+        assert layout.as_stored(on_gpu.grad).flags.c_contiguous
 
 
 @pytest.mark.parametrize("cover_all", [False, True])
