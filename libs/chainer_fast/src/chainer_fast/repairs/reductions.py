@@ -20,9 +20,9 @@ def reduce_by_kernels(functions: ModuleType) -> None:
     """Change Chainer's classes for pooling and sums."""
     name = functions.__name__
     max_pool(importlib.import_module(f"{name}.pooling.max_pooling_nd"))
-    for module, of in (("2d", "2D"), ("nd", "ND")):
-        pooling = importlib.import_module(f"{name}.pooling.average_pooling_{module}")
-        average_pool(pooling, f"AveragePooling{of}")
+    for owner in ("AveragePooling2D", "AveragePoolingND"):
+        module = f"average_pooling_{owner[-2:].lower()}"
+        average_pool(importlib.import_module(f"{name}.pooling.{module}"), owner)
     sum_by_channel(importlib.import_module(f"{name}.math.sum"))
 
 
