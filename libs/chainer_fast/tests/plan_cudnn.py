@@ -182,7 +182,9 @@ def described():
     fused_normalization.FusedNormalizer(normalizer)  # fails if cuDNN lacks one of its functions
     found = []
     for dtype, is_last in (("float16", False), ("float32", False), ("float16", True)):
-        for descriptor in normalizer.describe((2, 3, 4, 5), np.dtype(dtype), is_last):
+        for descriptor in normalizer.describe(
+            (2, 3, 4, 5), np.dtype(dtype), channels_last=is_last
+        ):
             values = [ctypes.c_int() for _ in range(9)]
             pointers = (ctypes.byref(value) for value in values)
             library.cudnnGetTensor4dDescriptor(ctypes.c_void_p(descriptor), *pointers)
