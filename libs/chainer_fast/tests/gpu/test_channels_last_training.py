@@ -46,9 +46,10 @@ def normalize(normalizer, device):
         gamma, beta = xp.asarray(gamma), xp.asarray(beta)
         call = Normalization(normalizer, x, gamma, beta, EPS, DECAY, averages)
         y = call.launch(Then(then), z if then == Then.ADD_RELU else None)
-        gz = call.pass_through(gy, y) if then else None
+        passed = call.pass_through(gy, y) if then else gy
+        gz = passed if then == Then.ADD_RELU else None
         found = {"y": y, "gz": gz, "mean": averages[0], "var": averages[1]}
-        found |= dict(zip(("gx", "ggamma", "gbeta"), call.gradients(gy), strict=True))
+        found |= dict(zip(("gx", "ggamma", "gbeta"), call.gradients(passed), strict=True))
         assert layout.is_channels_last(y)
         assert layout.is_channels_last(found["gx"])
         return {name: to_host(each) for name, each in found.items() if each is not None}
