@@ -149,37 +149,6 @@ def select_normalization(
     """Return a function that selects cuDNN's or Chainer's implementation of BatchNormalization."""
     own = module._impl_selector
 
-    class OfChannelsLast(module.GeneralBatchNormalizationImpl):  # type: ignore[name-defined]
-        """Normalizes channels-last images, in a recorded step perhaps with what follows."""
-
-        def forward(
-            self,
-            axis: Any,
-            gamma: Any,
-            x: Any,
-            x_layout: Any,
-            xp: Any,
-            expander: Any,
-            beta: Any,
-            eps: float,
-            decay: float,
-            running_mean: Any,
-            running_var: Any,
-        ) -> tuple[Any, ...]:
-            averages = None if running_mean is None else (running_mean, running_var)
-            self._call = call = Normalization(
-                fused_normalizers(), x, gamma, beta, eps, decay, averages
-            )
-            step = current_step()
-            y = call.launch() if step is None else step.normalize(call)
-            return y, x_layout, running_mean, running_var, call.mean, None, call.inv_std, None
-
-        def backward(
-            self, axis: Any, gamma: Any, gy: Any, x: Any, x_layout: Any, *_: Any
-        ) -> tuple[Any, ...]:
-            gx, ggamma, gbeta = self._call.gradients(gy)
-            return gx, x_layout, ggamma, gbeta
-
     class ByCudnn(module.GeneralBatchNormalizationImpl):  # type: ignore[name-defined]
         def forward(
             self,
@@ -196,7 +165,7 @@ def select_normalization(
             running_var: Any,
         ) -> tuple[Any, ...]:
             averages = None if running_mean is None else (running_mean, running_var)
-            y, mean, inv_std = normalizers().normalize(x, gamma, beta, eps, decay, averages)
+            y, mean, inv_std = self.normalize(x, gamma, beta, eps, decay, averages)
             return y, x_layout, running_mean, running_var, mean, None, inv_std, None
 
         def backward(
@@ -214,8 +183,26 @@ def select_normalization(
             var: Any,
             forward_data: Any,
         ) -> tuple[Any, ...]:
-            gx, ggamma, gbeta = normalizers().gradients(gy, x, gamma, mean, inv_std, eps)
+            gx, ggamma, gbeta = self.gradients(gy, x, gamma, mean, inv_std, eps)
             return gx, x_layout, ggamma, gbeta
+
+        def normalize(self, *args: Any) -> tuple[Any, Any, Any]:
+            return normalizers().normalize(*args)
+
+        def gradients(self, *args: Any) -> tuple[Any, Any, Any]:
+            return normalizers().gradients(*args)
+
+    class OfChannelsLast(ByCudnn):
+        """Normalizes channels-last images, in a recorded step perhaps with what follows."""
+
+        def normalize(self, *args: Any) -> tuple[Any, Any, Any]:
+            self._call = call = Normalization(fused_normalizers(), *args)
+            step = current_step()
+            y = call.launch() if step is None else step.normalize(call)
+            return y, call.mean, call.inv_std
+
+        def gradients(self, gy: Any, *_: Any) -> tuple[Any, Any, Any]:
+            return self._call.gradients(gy)
 
     def select(function: Any, inputs: tuple[Any, ...]) -> Any:
         chosen = own(function, inputs)
